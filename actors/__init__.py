@@ -1,0 +1,1 @@
+"""What owns a device: thin Serve deployments and the Worker actor each of them creates."""

@@ -1,0 +1,1 @@
+"""The model runner: plain torch, importable without Ray."""

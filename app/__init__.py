@@ -1,0 +1,1 @@
+"""The Serve application: settings, builder, and the OpenAI-compatible ingress."""

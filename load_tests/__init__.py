@@ -1,0 +1,1 @@
+"""Load generation, comparisons and their committed results."""

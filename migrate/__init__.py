@@ -1,0 +1,1 @@
+"""Load, dispatch and placement: who runs what, and where a request goes."""
