@@ -1,0 +1,54 @@
+"""How an engine is set up. Plain data, checked at once; the app's settings are turned into this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.engine.scheduler import SchedulerSettings
+
+Role = Literal["prefill", "decode", "monolithic"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work on this machine or with this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine on one device. `auto` and None are filled in when the engine is built, from the device and the model."""
+
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    dtype: str = "auto"
+    """auto (the checkpoint's), float32, bfloat16 or float16."""
+    block_tokens: int | None = None
+    """Tokens a KV block; None: 16, or 256 where flash-attn is used."""
+    slab_pages: int = 16
+    """Pages a slab: the grain in which memory moves between lanes and weights."""
+    kv_cache_bytes: int | None = None
+    """None: 1 GiB on a CPU; what gpu_memory_utilization leaves on a GPU."""
+    kv_cache_blocks: int | None = None
+    """Exactly so many blocks instead."""
+    gpu_memory_utilization: float = 0.9
+    max_batch_tokens: int = 512
+    max_running_requests: int = 64
+    max_context_tokens: int | None = None
+    """None: the model's own limit. Never more than the KV pool holds."""
+    attention: str = "auto"
+    """auto, torch or flash."""
+    cuda_graphs: bool = True
+    """Capture decode steps in CUDA graphs on a CUDA device."""
+
+    def __post_init__(self) -> None:
+        if self.kv_cache_bytes is not None and self.kv_cache_blocks is not None:
+            raise ConfigError("both kv_cache_bytes and kv_cache_blocks are given; give one of them")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1")
+        if self.slab_pages < 1:
+            raise ConfigError(f"slab_pages is {self.slab_pages}; it must be at least 1")
+        self.scheduler_settings(self.block_tokens or 16)
+
+    def scheduler_settings(self, block_tokens: int) -> SchedulerSettings:
+        """The scheduler's part, checked."""
+        return SchedulerSettings(block_tokens, self.max_batch_tokens, self.max_running_requests)

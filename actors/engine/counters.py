@@ -1,0 +1,45 @@
+"""What an engine counts: totals since its start. Ratios are for whoever reads them (a ratio of nothing is NaN)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.engine.scheduler import Chunk
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """In tokens unless the name says otherwise."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens of requests that began here; a hand-over or a resumed request is not counted again."""
+    cached_prompt_tokens: int = 0
+    """Of these, tokens whose KV was found, here or in the global store."""
+    computed_prompt_tokens: int = 0
+    """Prompt tokens run through the model for the first time."""
+    recomputed_tokens: int = 0
+    """Tokens run again because of a preemption."""
+    fetched_tokens: int = 0
+    """Tokens whose KV was brought in from outside."""
+    generated_tokens: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    failed_requests: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+    """Wall time in steps."""
+
+    def count_chunk(self, chunk: Chunk) -> None:
+        """To be called before the chunk runs."""
+        sequence = chunk.sequence
+        if not sequence.was_counted:
+            sequence.was_counted = True
+            if not sequence.request.output_token_ids:
+                self.prompt_tokens += sequence.num_prompt_tokens
+                self.cached_prompt_tokens += sequence.num_cached_tokens or 0
+            sequence.num_ever_computed = sequence.num_computed
+        start, stop = sequence.num_computed, sequence.num_computed + chunk.num_tokens
+        known = sequence.num_ever_computed
+        self.recomputed_tokens += max(0, min(stop, known) - start)
+        self.computed_prompt_tokens += max(0, min(stop, sequence.num_prompt_tokens) - max(start, known))
+        sequence.num_ever_computed = max(known, stop)

@@ -1,0 +1,264 @@
+"""The engine: schedule, run, sample, collect. Plain torch; one thread calls it.
+
+What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
+are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from actors.engine.batch import build_batch
+from actors.engine.block_manager import BlockManager
+from actors.engine.config import EngineConfig
+from actors.engine.counters import EngineCounters
+from actors.engine.loading import LoadedModel
+from actors.engine.request import (
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    EngineRequest,
+    TokenEvent,
+    TokenLogprobs,
+)
+from actors.engine.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
+from actors.engine.scheduler import Chunk, Fetch, Scheduler
+from actors.engine.sequence import SequenceState
+from kv.keys import extend_block_keys
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step gave: token events in the order of the batch, and fetches that somebody must carry out."""
+
+    events: list[TokenEvent] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    duration_s: float = 0.0
+
+
+class Engine:
+    """One instance of a model on one device, serving many sequences."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self.loaded = loaded
+        self.config = config
+        self.block_tokens = loaded.layout.block_tokens
+        self.blocks = BlockManager(loaded.lanes.num_blocks)
+        self.scheduler = Scheduler(config.scheduler_settings(self.block_tokens), self.blocks)
+        self.counters = EngineCounters()
+        self._sequences: dict[str, SequenceState] = {}
+        self._rows: dict[str, SamplerRow] = {}
+        self._exports: dict[str, SequenceState] = {}
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and answer together may have so many tokens: the least of the model's, the config's and the pool's limit."""
+        limits = [self.loaded.spec.max_context_tokens, self.scheduler.max_tokens()]
+        if self.config.max_context_tokens is not None:
+            limits.append(self.config.max_context_tokens)
+        return min(limits)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something (fetching sequences wait for their KV and do not count)."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    @property
+    def num_live_requests(self) -> int:
+        """Requests not finished yet, and finished ones whose KV waits for its export."""
+        return len(self._sequences) + len(self._exports)
+
+    def pending_prompt_tokens(self) -> int:
+        """Tokens queued or in progress that are still to be run before their request's next token can be sampled."""
+        return sum(s.num_uncomputed for s in self._sequences.values() if s.num_uncomputed > 1)
+
+    def refusal(self, request: EngineRequest) -> str | None:
+        """Why this request can never be served here, or None. The ingress checks the same limits; this is the last net."""
+        tokens = len(request.prompt_token_ids)
+        if tokens == 0:
+            return "the prompt is empty"
+        if request.request_id in self._sequences or request.request_id in self._exports:
+            return f"request id {request.request_id!r} is in use"
+        if tokens + max(request.sampling.max_tokens, 1) > self.max_context_tokens:
+            return (
+                f"{tokens} prompt tokens and {request.sampling.max_tokens} to generate exceed the context of "
+                f"{self.max_context_tokens} tokens"
+            )
+        vocab = self.loaded.spec.vocab_size
+        if not all(0 <= token < vocab for token in (*request.prompt_token_ids, *request.output_token_ids)):
+            return f"token ids must be between 0 and {vocab - 1}"
+        return None
+
+    def add(self, request: EngineRequest) -> TokenEvent | None:
+        """Queues a request; returns its error event when it can never be served."""
+        reason = self.refusal(request)
+        if reason is not None:
+            self.counters.failed_requests += 1
+            return TokenEvent(request.request_id, None, FINISH_ERROR, error=reason)
+        extend_keys = functools.partial(
+            extend_block_keys, block_tokens=self.block_tokens, fingerprint=self.loaded.fingerprint, salt=request.salt
+        )
+        sequence = self.scheduler.add(request, extend_keys)
+        self._sequences[request.request_id] = sequence
+        end_tokens = (*request.sampling.stop_token_ids, *request.eos_token_ids)
+        self._rows[request.request_id] = SamplerRow(
+            request.sampling, request.prompt_token_ids, sequence.output_token_ids, end_tokens
+        )
+        return None
+
+    def abort(self, request_id: str) -> bool:
+        """Frees a request at once, wherever it is, its export included. False when it is not here (any more)."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return self.release_export(request_id)
+        self._remove(sequence)
+        self.counters.aborted_requests += 1
+        return True
+
+    def fetched(self, request_id: str, num_tokens: int) -> bool:
+        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone."""
+        sequence = self.scheduler.fetching.get(request_id)
+        if sequence is None:
+            return False
+        held = sequence.num_computed
+        self.scheduler.fetched(request_id, num_tokens)
+        self.counters.fetched_tokens += sequence.num_computed - held
+        return True
+
+    def export_blocks(self, request_id: str) -> tuple[list[int], int]:
+        """Block ids and number of tokens whose KV a handed-over request left here; KeyError when it is gone."""
+        sequence = self._exports[request_id]
+        return list(sequence.block_ids), sequence.num_computed
+
+    def release_export(self, request_id: str) -> bool:
+        """The export ended, well or not: its blocks go back (their full ones stay findable until evicted)."""
+        sequence = self._exports.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.scheduler.release_blocks(sequence)
+        return True
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """Runs one step: one token for every decoding sequence, prompt chunks in the rest of the budget."""
+        plan = self.scheduler.schedule()
+        chunks = plan.chunks
+        if not chunks:
+            return StepResult(fetches=plan.fetches)
+        started_s = time.perf_counter()
+        for chunk in chunks:
+            self.counters.count_chunk(chunk)
+        batch = build_batch(plan.decodes, plan.prefills, self.block_tokens, self.loaded.arena.pages.device)
+        hidden = self.loaded.model.forward(batch)
+        last_rows = list(itertools.accumulate(chunk.num_tokens for chunk in chunks))
+        for chunk, end in zip(chunks, last_rows, strict=True):
+            if not chunk.sequence.reuses_prefix:
+                self._collect_prompt_logprobs(chunk, hidden[end - chunk.num_tokens : end])
+        sampling = [(chunk.sequence, end - 1) for chunk, end in zip(chunks, last_rows, strict=True) if chunk.samples]
+        tokens = self._sample([sequence for sequence, _ in sampling], hidden, [row for _, row in sampling])
+        for chunk in chunks:
+            self.scheduler.computed(chunk)
+        events = [self._accept(sequence, token) for (sequence, _), token in zip(sampling, tokens, strict=True)]
+        result = StepResult(
+            events,
+            plan.fetches,
+            prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
+            decode_tokens=len(plan.decodes),
+            duration_s=time.perf_counter() - started_s,
+        )
+        self.counters.steps += 1
+        self.counters.busy_s += result.duration_s
+        return result
+
+    def check_idle(self) -> None:
+        """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
+        self.blocks.check_integrity()
+        if self.num_live_requests == 0 and self.blocks.num_live:
+            raise RuntimeError(f"{self.blocks.num_live} blocks are held, though no request is left")
+
+    def lanes_departed(self, lanes: Sequence[tuple[int, int]], layers: Sequence[int] = ()) -> int:
+        """Lanes, and whole layers' weights, now lie elsewhere: their memory becomes room for tokens of the lanes that stay.
+        Returns by how many blocks the pool grew. A layer given here leaves with its lanes and weights."""
+        gone = set(lanes) | {lane for lane in self.loaded.lanes.lanes if lane[0] in layers}
+        for layer in layers:
+            del self.loaded.model.layers[layer]
+            self.loaded.arena.give_back(self.loaded.weight_slabs.pop(layer))
+        grown = self.loaded.lanes.depart(gone)
+        self.blocks.grow(grown)
+        return grown
+
+    def _collect_prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> None:
+        """Adds the log-probabilities of the prompt tokens that follow the chunk's rows; hidden [rows of the chunk, hidden]."""
+        sequence = chunk.sequence
+        start = sequence.num_computed
+        stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
+        if start == 0:
+            sequence.prompt_logprobs = [None]
+        if start < stop:
+            logits = self.loaded.model.logits(hidden[: stop - start])
+            k = sequence.request.sampling.prompt_logprobs or 0
+            sequence.prompt_logprobs += prompt_logprobs(logits, sequence.tokens[start + 1 : stop + 1], k)
+
+    def _sample(self, sequences: list[SequenceState], hidden: torch.Tensor, rows: list[int]) -> list[_Token]:
+        if not sequences:
+            return []
+        logits = self.loaded.model.logits(hidden[torch.tensor(rows, device=hidden.device)])
+        output: SamplerOutput = sample(logits, [self._rows[sequence.request_id] for sequence in sequences])
+        return [_Token(*token) for token in zip(output.token_ids, output.logprobs, output.errors, strict=True)]
+
+    def _accept(self, sequence: SequenceState, token: _Token) -> TokenEvent:
+        """Takes a sampled token in and says what follows from it."""
+        request, limit = sequence.request, sequence.request.sampling.max_tokens
+        if token.error is not None:
+            self.counters.failed_requests += 1
+            self._remove(sequence)
+            return TokenEvent(request.request_id, None, FINISH_ERROR, error=token.error)
+        is_first = sequence.num_output_tokens == len(request.output_token_ids)
+        event = TokenEvent(
+            request.request_id,
+            token.token_id if limit else None,
+            logprobs=token.logprobs if limit else None,
+            prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and not sequence.reuses_prefix else None,
+            cached_tokens=sequence.num_cached_tokens if is_first else None,
+        )
+        if limit:  # max_tokens is 0 where only the prompt's log-probabilities are wanted
+            sequence.append(token.token_id)
+            self.counters.generated_tokens += 1
+        finish_reason = self._finish_reason(sequence)
+        if finish_reason is None and not request.hand_over:
+            return event
+        self.counters.finished_requests += 1
+        self._remove(sequence, keep_blocks=finish_reason is None)
+        if finish_reason is not None:
+            return replace(event, finish_reason=finish_reason)
+        self._exports[request.request_id] = sequence
+        return replace(event, handed_over=True)
+
+    def _finish_reason(self, sequence: SequenceState) -> str | None:
+        request, sampling = sequence.request, sequence.request.sampling
+        last = sequence.tokens[-1] if sequence.output_token_ids else None
+        if last in sampling.stop_token_ids or (last in request.eos_token_ids and not sampling.ignore_eos):
+            return FINISH_STOP
+        if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.max_context_tokens:
+            return FINISH_LENGTH
+        return None
+
+    def _remove(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
+        self.scheduler.finish(sequence, keep_blocks=keep_blocks)
+        del self._sequences[sequence.request_id]
+        del self._rows[sequence.request_id]
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    token_id: int
+    logprobs: TokenLogprobs | None
+    error: str | None

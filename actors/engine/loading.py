@@ -1,0 +1,139 @@
+"""Builds what an engine runs on from a model folder and a config: device, memory, weights, lanes."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import xxhash
+
+from actors.engine.arena import TORCH_DTYPES, Arena
+from actors.engine.attention.interface import choose_backend
+from actors.engine.config import ConfigError, EngineConfig
+from actors.engine.lane_table import LaneTable
+from actors.engine.model import CausalModel
+from actors.engine.model_spec import ModelSpec, read_model_spec
+from actors.engine.weight_names import read_layer, read_outer
+from actors.engine.weights import Checkpoint, LayerWeights, pack, packed_bytes
+from kv.layout import KvLayout
+
+_DEFAULT_CPU_KV_BYTES = 1 << 30
+# Room for activations, logits and the kernels' workspaces beside weights and KV on a GPU.
+_GPU_WORKSPACE_BYTES = 2 << 30
+
+logger = logging.getLogger("equipoise.engine")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in device memory, ready to run. The engine owns it."""
+
+    model: CausalModel
+    spec: ModelSpec
+    layout: KvLayout
+    arena: Arena
+    lanes: LaneTable
+    weight_slabs: dict[int, range]
+    """By layer: the arena slabs its weights take."""
+    fingerprint: bytes
+    """16 bytes over weights, dtype and layout: KV blocks are exchanged only between equal ones."""
+    backend_name: str
+
+
+def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
+    """Reads the checkpoint into one arena. Raises ConfigError, UnsupportedModelError or CheckpointError."""
+    spec = read_model_spec(folder)
+    device = choose_device(config.device)
+    dtype_name = choose_dtype(config.dtype, spec, device)
+    block_tokens = config.block_tokens or choose_block_tokens(config, device)
+    layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_tokens, dtype_name)
+    backend = choose_backend(config.attention, device, block_tokens)
+    dtype = TORCH_DTYPES[dtype_name]
+
+    checkpoint = Checkpoint(folder)
+    outer = {role: tensor.to(device, dtype) for role, tensor in read_outer(checkpoint, spec).items()}
+    first = read_layer(checkpoint, spec, 0)
+    slab_bytes = config.slab_pages * layout.page_bytes
+    weight_slabs_each = -(-packed_bytes(first, dtype) // slab_bytes)
+    kv_slabs = _kv_slabs(config, layout, device, spec.num_layers * weight_slabs_each * slab_bytes)
+    arena = Arena(layout, spec.num_layers * weight_slabs_each + kv_slabs, config.slab_pages, device)
+
+    layers: dict[int, LayerWeights] = {}
+    weight_slabs: dict[int, range] = {}
+    for layer in range(spec.num_layers):
+
+        def take(num_bytes: int, layer: int = layer) -> torch.Tensor:
+            weight_slabs[layer], memory = arena.take_run(num_bytes)
+            return memory
+
+        layers[layer] = pack(first if layer == 0 else read_layer(checkpoint, spec, layer), dtype, take)
+    lanes = LaneTable(
+        arena,
+        [(layer, head) for layer in range(spec.num_layers) for head in range(spec.num_kv_heads)],
+        config.kv_cache_blocks,
+    )
+    logger.info(
+        "loaded %s on %s: %d layers, %s, %d blocks of %d tokens, %s attention",
+        folder, device, spec.num_layers, dtype_name, lanes.num_blocks, block_tokens, backend.name,
+    )  # fmt: skip
+    model = CausalModel(spec, outer, layers, arena.pages, lanes, backend)
+    fingerprint = _fingerprint(checkpoint, spec, layout)
+    return LoadedModel(model, spec, layout, arena, lanes, weight_slabs, fingerprint, backend.name)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU when torch sees one."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; allowed are auto, cpu and cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device; use device: cpu, or give the worker a GPU")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> str:
+    """`auto` takes the checkpoint's dtype; on a CPU float16 becomes bfloat16, for which it has kernels."""
+    if name != "auto":
+        if name not in TORCH_DTYPES:
+            raise ConfigError(f"dtype is {name!r}; allowed are auto, {', '.join(TORCH_DTYPES)}")
+        return name
+    if spec.checkpoint_dtype not in TORCH_DTYPES:
+        return "float32"
+    return "bfloat16" if spec.checkpoint_dtype == "float16" and device.type == "cpu" else spec.checkpoint_dtype
+
+
+def choose_block_tokens(config: EngineConfig, device: torch.device) -> int:
+    """flash-attn 2 wants pages of 256 tokens; 16 elsewhere, so that short prefixes are shared too."""
+    flash = config.attention != "torch" and device.type == "cuda" and importlib.util.find_spec("flash_attn")
+    return 256 if flash else 16
+
+
+def _kv_slabs(config: EngineConfig, layout: KvLayout, device: torch.device, weight_bytes: int) -> int:
+    """Slabs for KV: as many for each lane, and at least what the config asks for in blocks."""
+    lanes = layout.num_layers * layout.num_kv_heads
+    if config.kv_cache_blocks is not None:
+        return lanes * -(-config.kv_cache_blocks // config.slab_pages)
+    if config.kv_cache_bytes is not None:
+        num_bytes = config.kv_cache_bytes
+    elif device.type == "cpu":
+        num_bytes = _DEFAULT_CPU_KV_BYTES
+    else:
+        free, total = torch.cuda.mem_get_info(device)
+        spoken_for = total - free + weight_bytes + _GPU_WORKSPACE_BYTES
+        num_bytes = int(total * config.gpu_memory_utilization) - spoken_for
+    slabs_each = num_bytes // (lanes * config.slab_pages * layout.page_bytes)
+    if slabs_each < 1:
+        raise ConfigError(
+            f"{max(num_bytes, 0) / 2**30:.2f} GiB are left for the KV cache; {lanes} lanes need at least "
+            f"{lanes * config.slab_pages * layout.page_bytes / 2**30:.2f} GiB (one slab each): raise kv_cache_gib or "
+            "gpu_memory_utilization, or lower slab_pages"
+        )
+    return lanes * slabs_each
+
+
+def _fingerprint(checkpoint: Checkpoint, spec: ModelSpec, layout: KvLayout) -> bytes:
+    digest = xxhash.xxh3_128(checkpoint.fingerprint())
+    digest.update(repr((spec, layout)).encode())
+    return digest.digest()

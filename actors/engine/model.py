@@ -1,0 +1,139 @@
+"""The model: embedding, ranges of layers, and the head, as calls that can be made apart.
+
+Layers are run range by range, each over the lanes that lie on this worker, so that a placement can put layers and heads
+elsewhere without another code path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from actors.engine.attention.interface import AttentionBackend, LayerKv
+from actors.engine.batch import StepBatch
+from actors.engine.lane_table import LaneTable
+from actors.engine.model_spec import ModelSpec, UnsupportedModelError
+from actors.engine.weights import LayerWeights
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class CausalModel:
+    """Weights and the functions over them. Holds no state of requests.
+
+    `layers` maps the layer numbers that lie here to their weights; entries may come and go between steps.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        outer: Mapping[str, torch.Tensor],
+        layers: dict[int, LayerWeights],
+        pages: torch.Tensor,
+        lanes: LaneTable,
+        backend: AttentionBackend,
+    ) -> None:
+        if spec.activation not in _ACTIVATIONS:
+            raise UnsupportedModelError(f"activation {spec.activation!r} is not served; allowed: {', '.join(_ACTIVATIONS)}")
+        self.spec = spec
+        self.layers = layers
+        self._outer = outer
+        self._pages = pages
+        self._lanes = lanes
+        self._backend = backend
+        self._activation = _ACTIVATIONS[spec.activation]
+        self._frequencies = torch.tensor(spec.rotary_frequencies, dtype=torch.float32, device=pages.device)
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """The whole model over one step: hidden states [T, hidden] before the head."""
+        return self.run_layers(self.embed(batch), range(self.spec.num_layers), batch)
+
+    def embed(self, batch: StepBatch) -> torch.Tensor:
+        """[T, hidden]"""
+        x = F.embedding(batch.token_ids, self._outer["embedding.weight"])
+        if "project_in.weight" in self._outer:
+            x = F.linear(x, self._outer["project_in.weight"])
+        if self.spec.position_offset is not None:
+            x = x + F.embedding(batch.positions + self.spec.position_offset, self._outer["positions.weight"])
+        return x
+
+    def run_layers(self, x: torch.Tensor, layers: range, batch: StepBatch) -> torch.Tensor:
+        """Runs a range of layers that lie here over hidden states [T, hidden], writing their K and V to pages."""
+        self._backend.begin(batch)
+        rotation = self._rotation(batch.positions, x.dtype)
+        for layer in layers:
+            x = self._layer(x, layer, rotation)
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, hidden] of the last layer -> logits [n, vocab]."""
+        if self.spec.final_norm:
+            x = self._norm(x, self._outer.get("final_norm.weight"), self._outer.get("final_norm.bias"))
+        if "project_out.weight" in self._outer:
+            x = F.linear(x, self._outer["project_out.weight"])
+        head = self._outer.get("head.weight")
+        return F.linear(x, self._outer["embedding.weight"] if head is None else head)
+
+    def _layer(self, x: torch.Tensor, layer: int, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        weights, pre_norm = self.layers[layer], self.spec.pre_norm
+        norm = lambda y, role: self._norm(y, weights.get(f"{role}.weight"), weights.get(f"{role}.bias"))  # noqa: E731
+        y = self._attention(norm(x, "attention_norm") if pre_norm else x, layer, weights, rotation)
+        x = x + y if pre_norm else norm(x + y, "attention_norm")
+        y = self._mlp(norm(x, "mlp_norm") if pre_norm else x, weights)
+        return x + y if pre_norm else norm(x + y, "mlp_norm")
+
+    def _attention(
+        self,
+        x: torch.Tensor,
+        layer: int,
+        weights: LayerWeights,
+        rotation: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        spec = self.spec
+        qkv = F.linear(x, weights["qkv.weight"], weights.get("qkv.bias")).view(x.shape[0], -1, spec.head_dim)
+        q, k, v = qkv.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+        if "q_norm.weight" in weights:
+            q = F.rms_norm(q, (spec.head_dim,), weights["q_norm.weight"], spec.norm_eps)
+            k = F.rms_norm(k, (spec.head_dim,), weights["k_norm.weight"], spec.norm_eps)
+        if rotation is not None:
+            q, k = _rotate(q, *rotation), _rotate(k, *rotation)
+        kv = LayerKv(self._pages, self._lanes.pages(layer), spec.windows[layer], spec.head_dim**-0.5)
+        out = self._backend.attend(q, k, v, kv)
+        return F.linear(out.reshape(x.shape[0], -1), weights["o.weight"], weights.get("o.bias"))
+
+    def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        up = F.linear(x, weights["up.weight"], weights.get("up.bias"))
+        if self.spec.gated_mlp:
+            gate, up = up.chunk(2, dim=-1)
+            up = self._activation(gate) * up
+        else:
+            up = self._activation(up)
+        return F.linear(up, weights["down.weight"], weights.get("down.bias"))
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.spec.rms_norm:
+            return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, self.spec.norm_eps)
+
+    def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """cos and sin [T, 1, head_dim]; None for learned positions."""
+        if self.spec.position_offset is not None:
+            return None
+        angles = positions[:, None].float() * self._frequencies
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        scaling = self.spec.rotary_scaling
+        return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding in the half-split convention of Hugging Face checkpoints; x [T, heads, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin

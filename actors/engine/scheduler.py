@@ -1,0 +1,237 @@
+"""What runs in the next step: continuous batching with chunked prefill under one token budget.
+
+Two passes, after nano-vllm and vLLM: decodes first, so that a long prompt never delays the tokens of running answers
+by more than one budget of prefill; then prefill chunks of running and newly admitted sequences with what is left. When
+a running sequence needs a block and none is free, the latest arrival is preempted: its blocks go back, its tokens stay,
+and it recomputes them (or finds them cached) when it is admitted again. The earliest arrival is therefore never
+preempted for long, and two generations that do not fit together both finish.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from actors.engine.block_manager import BlockManager
+from actors.engine.request import EngineRequest
+from actors.engine.sequence import ExtendKeys, SequenceState, Status
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Limits of one step, in tokens and sequences."""
+
+    block_tokens: int
+    max_batch_tokens: int = 512
+    max_running_requests: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("block_tokens", "max_batch_tokens", "max_running_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_batch_tokens < self.max_running_requests:
+            raise ValueError(
+                f"max_batch_tokens ({self.max_batch_tokens}) is below max_running_requests ({self.max_running_requests}): "
+                "every running request needs one token of a step; raise the first or lower the second"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`num_tokens` tokens of one sequence, from `sequence.num_computed` on, to run in this step."""
+
+    sequence: SequenceState
+    num_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the last token, so that the next one is sampled from it."""
+        return self.num_tokens == self.sequence.num_uncomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """KV to bring in from outside for `sequence`, whose blocks are allocated: tokens `first_token` to `last_token` (excluded).
+
+    `first_token` is a multiple of the block size; blocks before it are held here already.
+    """
+
+    sequence: SequenceState
+    first_token: int
+    last_token: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step's work. `decodes` are chunks of one token; `prefills` the rest."""
+
+    decodes: list[Chunk] = field(default_factory=list)
+    prefills: list[Chunk] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All chunks, decodes first: the order of the rows in the batch."""
+        return self.decodes + self.prefills
+
+
+class Scheduler:
+    """Owns the sequences and the block manager. The runner never sees either's policy."""
+
+    def __init__(self, settings: SchedulerSettings, blocks: BlockManager) -> None:
+        self.settings = settings
+        self.blocks = blocks
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
+        self.fetching: dict[str, SequenceState] = {}
+        self.num_preemptions = 0
+        self._arrivals = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences waiting, fetching or running."""
+        return len(self.waiting) + len(self.running) + len(self.fetching)
+
+    def sequences(self) -> Iterable[SequenceState]:
+        """All unfinished sequences."""
+        yield from self.running
+        yield from self.fetching.values()
+        yield from self.waiting
+
+    def max_tokens(self) -> int:
+        """Tokens of KV the whole pool holds: no sequence may grow beyond it."""
+        return self.blocks.num_blocks * self.settings.block_tokens
+
+    def add(self, request: EngineRequest, extend_keys: ExtendKeys) -> SequenceState:
+        """Queues a request behind those that wait."""
+        sequence = SequenceState(request, self._arrivals, extend_keys)
+        self._arrivals += 1
+        self.waiting.append(sequence)
+        return sequence
+
+    def schedule(self) -> StepPlan:
+        """Plans the next step and allocates its blocks."""
+        plan = StepPlan()
+        budget = self.settings.max_batch_tokens
+        for sequence in [s for s in self.running if s.num_uncomputed == 1]:
+            if sequence.status is Status.RUNNING and self._make_room(sequence, sequence.num_tokens):
+                plan.decodes.append(Chunk(sequence, 1))
+        # Making room may have preempted a sequence that was planned before it.
+        plan.decodes = [chunk for chunk in plan.decodes if chunk.sequence.status is Status.RUNNING]
+        budget -= len(plan.decodes)
+        for sequence in [s for s in self.running if s.num_uncomputed > 1]:
+            if budget == 0:
+                break
+            plan.prefills.append(Chunk(sequence, min(budget, sequence.num_uncomputed)))
+            budget -= plan.prefills[-1].num_tokens
+        while self.waiting and budget > 0 and self._has_running_slot():
+            sequence = self.waiting[0]
+            if not self._admit(sequence):
+                break
+            self.waiting.popleft()
+            if sequence.external_tokens > sequence.num_computed:
+                sequence.status = Status.FETCHING
+                self.fetching[sequence.request_id] = sequence
+                plan.fetches.append(Fetch(sequence, sequence.num_computed, sequence.external_tokens))
+                continue
+            self._start(sequence)
+            chunk = Chunk(sequence, min(budget, sequence.num_uncomputed))
+            (plan.decodes if chunk.num_tokens == 1 else plan.prefills).append(chunk)
+            budget -= chunk.num_tokens
+        return plan
+
+    def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
+        """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None when
+        the request is gone."""
+        sequence = self.fetching.pop(request_id, None)
+        if sequence is None:
+            return None
+        sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
+        # Whatever was not brought in by now is computed here: a preempted sequence must not ask for it again.
+        sequence.external_tokens = 0
+        self._count_cached(sequence)
+        self._register_full_blocks(sequence)
+        self._start(sequence)
+        return sequence
+
+    def computed(self, chunk: Chunk) -> None:
+        """The chunk's KV is in its blocks: full blocks become findable."""
+        chunk.sequence.num_computed += chunk.num_tokens
+        self._register_full_blocks(chunk.sequence)
+
+    def finish(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
+        """Takes the sequence out; its blocks go back unless they are kept for an export, whose end releases them."""
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.status is Status.FETCHING:
+            del self.fetching[sequence.request_id]
+        elif sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        sequence.status = Status.FINISHED
+        if not keep_blocks:
+            self.release_blocks(sequence)
+
+    def release_blocks(self, sequence: SequenceState) -> None:
+        """Gives the sequence's blocks back; harmless when it holds none."""
+        self.blocks.release(sequence.block_ids)
+        sequence.block_ids = []
+
+    def _has_running_slot(self) -> bool:
+        return len(self.running) + len(self.fetching) < self.settings.max_running_requests
+
+    def _start(self, sequence: SequenceState) -> None:
+        sequence.status = Status.RUNNING
+        self.running.append(sequence)
+
+    def _admit(self, sequence: SequenceState) -> bool:
+        """Gives a waiting sequence blocks for all its tokens, reusing cached ones, if they are to be had."""
+        block_tokens = self.settings.block_tokens
+        reusable = (sequence.num_tokens - 1) // block_tokens if sequence.reuses_prefix else 0
+        hit = self.blocks.match_prefix(sequence.keys(block_tokens)[:reusable])
+        needed = -(-sequence.num_tokens // block_tokens) - len(hit)
+        # One block of growth for each running sequence, so that an admission does not cause a preemption at once.
+        reserve = len(self.running) + len(self.fetching)
+        if needed + reserve > self.blocks.num_available - self.blocks.num_cached_among(hit):
+            return False
+        self.blocks.share(hit)
+        sequence.block_ids = hit + self.blocks.allocate(needed)
+        sequence.num_computed = len(hit) * block_tokens
+        sequence.num_registered = len(hit)
+        if sequence.external_tokens <= sequence.num_computed:
+            self._count_cached(sequence)
+        return True
+
+    def _count_cached(self, sequence: SequenceState) -> None:
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
+
+    def _make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
+        """Extends the sequence's blocks to hold `num_tokens`, preempting later arrivals. False when it was itself preempted."""
+        missing = -(-num_tokens // self.settings.block_tokens) - len(sequence.block_ids)
+        while missing > self.blocks.num_available:
+            victim = max(self.running, key=lambda s: s.arrival)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        if missing > 0:
+            sequence.block_ids += self.blocks.allocate(missing)
+        return True
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        self.running.remove(sequence)
+        self.release_blocks(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_computed = 0
+        sequence.num_registered = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _register_full_blocks(self, sequence: SequenceState) -> None:
+        full = sequence.num_computed // self.settings.block_tokens
+        if full > sequence.num_registered:
+            keys = sequence.keys(self.settings.block_tokens)
+            for index in range(sequence.num_registered, full):
+                self.blocks.register(sequence.block_ids[index], keys[index])
+            sequence.num_registered = full

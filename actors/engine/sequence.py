@@ -1,0 +1,86 @@
+"""One request's state inside the engine: its tokens, how far their KV is computed, and the blocks that hold it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+from actors.engine.request import EngineRequest, TokenLogprobs
+
+ExtendKeys = Callable[[Sequence[bytes], Sequence[int]], list[bytes]]
+"""(keys so far, all tokens) -> the keys of all full blocks; `kv.keys.extend_block_keys` with model and salt filled in."""
+
+
+class Status(enum.Enum):
+    """Where a sequence is. WAITING -> [FETCHING ->] RUNNING -> FINISHED, and RUNNING -> WAITING when preempted."""
+
+    WAITING = "waiting"
+    FETCHING = "fetching"
+    """Blocks are allocated and their KV is on its way from the store or from a prefill worker."""
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class SequenceState:
+    """Mutable state of one request. Owned by the scheduler; the runner reads it.
+
+    `num_computed` tokens have their KV in `block_ids`; the token at `len(tokens) - 1` is never among them before it was
+    run through the model, since its logits choose the next one.
+    """
+
+    def __init__(self, request: EngineRequest, arrival: int, extend_keys: ExtendKeys) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.status = Status.WAITING
+        self.tokens: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
+        self.output_token_ids: list[int] = list(request.output_token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_computed = 0
+        self.block_ids: list[int] = []
+        self.num_registered = 0
+        self.external_tokens = min(request.external_tokens, len(self.tokens) - 1)
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens whose KV was found rather than computed at the first admission; None before it."""
+        self.num_preemptions = 0
+        self.num_ever_computed = 0
+        """The furthest `num_computed` ever was: what lies below it and runs again is recomputation."""
+        self.was_counted = False
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self._extend_keys = extend_keys
+        self._keys: list[bytes] = extend_keys((), self.tokens)
+
+    @property
+    def request_id(self) -> str:
+        """The id the ingress gave."""
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far, those of an earlier worker included."""
+        return len(self.output_token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens still to run through the model before the next one can be sampled; 1 in steady decode."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """Prompt log-probabilities need every position's logits, so such a request computes its whole prompt."""
+        return self.request.sampling.prompt_logprobs is None
+
+    def append(self, token_id: int) -> None:
+        """Adds a generated token."""
+        self.tokens.append(token_id)
+        self.output_token_ids.append(token_id)
+
+    def keys(self, block_tokens: int) -> list[bytes]:
+        """Keys of all full blocks of `tokens`. The chain is extended, never hashed again."""
+        if len(self._keys) < len(self.tokens) // block_tokens:
+            self._keys = self._extend_keys(self._keys, self.tokens)
+        return self._keys
