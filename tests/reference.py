@@ -39,7 +39,11 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "llama-rope-scaled": LlamaConfig(
         **_shape(attention_bias=True, mlp_bias=True),
         rope_parameters={
-            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
     ),
@@ -48,18 +52,21 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen2": Qwen2Config(**_shape(tie_word_embeddings=True)),
     "qwen3": Qwen3Config(**_shape(head_dim=32)),
     "opt": OPTConfig(
-        vocab_size=500, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=512,
+        vocab_size=500, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=512,
         word_embed_proj_dim=64, eos_token_id=2, bos_token_id=2, pad_token_id=1,
     ),
     "opt-post-norm": OPTConfig(
-        vocab_size=500, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=512,
+        vocab_size=500, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=512,
         word_embed_proj_dim=32, do_layer_norm_before=False, eos_token_id=2, bos_token_id=2, pad_token_id=1,
     ),
 }  # fmt: skip
 
 
 def make_model(config: PreTrainedConfig, folder: Path, seed: int = 0, **save: object) -> Path:
-    """Saves a random float32 model of `config`. Weights are larger than the default initialisation, so that logits differ."""
+    """Saves a random float32 model of `config`. Weights are larger than the default initialisation, so that logits
+    differ."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -80,7 +87,8 @@ def load_reference(folder: Path) -> PreTrainedModel:
 @torch.inference_mode()
 def close_calls(reference: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> int:
     """Fails unless each output token is the reference's argmax given all tokens before it; returns the number of places
-    where it is not, but the two best logits lie within the tolerance. Where all tokens are the argmax, the output is what
+    where it is not, but the two best logits lie within the tolerance. Where all tokens are the argmax, the output is
+    what
     `generate` gives, by induction."""
     tokens = torch.tensor([[*prompt, *output]])
     logits = reference(tokens).logits[0, len(prompt) - 1 : -1].float()
@@ -89,12 +97,16 @@ def close_calls(reference: PreTrainedModel, prompt: Sequence[int], output: Seque
         best = int(row.argmax())
         if token != best:
             gap = float(row[best] - row[token])
-            assert gap <= CLOSE_CALL, f"output token {position} is {token}, the reference has {best}, {gap:.2e} above it"
+            assert gap <= CLOSE_CALL, (
+                f"output token {position} is {token}, the reference has {best}, {gap:.2e} above it"
+            )
             close += 1
     return close
 
 
-def assert_greedy(reference: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> None:
+def assert_greedy(
+    reference: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> None:
     """`close_calls` over many, with the count within its limit."""
     assert len(prompts) == len(outputs)
     close = sum(close_calls(reference, prompt, output) for prompt, output in zip(prompts, outputs, strict=True))

@@ -1,7 +1,8 @@
 """Device memory: one arena of equal slabs that holds the layers' weights and the KV pages (design decision D2).
 
 A slab is `slab_pages` pages; a page is K and V of one KV head of one layer for `block_tokens` tokens. Weights take runs
-of neighbouring slabs, pages take slabs one by one. Whatever leaves - a layer's weights, a lane's pages - gives its slabs
+of neighbouring slabs, pages take slabs one by one. Whatever leaves - a layer's weights, a lane's pages - gives its
+slabs
 back to one pool, so that moving part of a model away makes room for tokens without asking the device for memory.
 """
 
@@ -26,7 +27,8 @@ class Arena:
         self.slab_pages = slab_pages
         self.slab_bytes = slab_pages * layout.page_bytes
         self.num_slabs = num_slabs
-        # zeros, not empty: attention multiplies masked positions by zero weights, and 0 * NaN left over in memory is NaN.
+        # zeros, not empty: attention multiplies masked positions by zero weights, and 0 * NaN left over in memory is
+        # NaN.
         self._memory = torch.zeros(num_slabs * self.slab_bytes, dtype=torch.uint8, device=device)
         self.pages = self._memory.view(TORCH_DTYPES[layout.dtype]).view(
             num_slabs * slab_pages, 2, layout.block_tokens, layout.head_dim

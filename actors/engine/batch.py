@@ -49,7 +49,9 @@ class StepBatch:
         return self.decode_context.shape[0]
 
 
-def build_batch(decodes: Sequence[Chunk], prefills: Sequence[Chunk], block_tokens: int, device: torch.device) -> StepBatch:
+def build_batch(
+    decodes: Sequence[Chunk], prefills: Sequence[Chunk], block_tokens: int, device: torch.device
+) -> StepBatch:
     """Lays out the chunks' rows. A chunk's tokens start at its sequence's `num_computed`."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -78,9 +80,9 @@ def build_batch(decodes: Sequence[Chunk], prefills: Sequence[Chunk], block_token
         positions=row_positions.to(device),
         write_blocks=torch.tensor(write_blocks, dtype=torch.int64).to(device),
         write_offsets=(row_positions % block_tokens).to(device),
-        decode_blocks=torch.tensor(
-            [table + [0] * (widest - len(table)) for table in tables], dtype=torch.int64
-        ).view(len(tables), widest).to(device),
+        decode_blocks=torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int64)
+        .view(len(tables), widest)
+        .to(device),
         decode_context=(row_positions[: len(tables)] + 1).to(device),
         prefills=tuple(prefill_rows),
     )

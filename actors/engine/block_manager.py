@@ -56,7 +56,8 @@ class BlockManager:
         return len(self._cached)
 
     def match_prefix(self, keys: Sequence[bytes]) -> list[int]:
-        """Block ids of the longest prefix of `keys` that is held here. Takes no reference: `share` before allocating."""
+        """Block ids of the longest prefix of `keys` that is held here. Takes no reference: `share` before
+        allocating."""
         blocks = []
         for key in keys:
             block = self._block_of.get(key)
@@ -77,9 +78,12 @@ class BlockManager:
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` blocks with one reference each, evicting cached blocks as needed, or raises NoFreeBlocksError."""
+        """Takes `count` blocks with one reference each, evicting cached blocks as needed, or raises
+        NoFreeBlocksError."""
         if count > self.num_available:
-            raise NoFreeBlocksError(f"{count} blocks were asked for, {self.num_available} of {self.num_blocks} are free")
+            raise NoFreeBlocksError(
+                f"{count} blocks were asked for, {self.num_available} of {self.num_blocks} are free"
+            )
         blocks = [self._free.pop() if self._free else self._evict_oldest() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
@@ -110,7 +114,8 @@ class BlockManager:
         self._free.extend(range(first + count - 1, first - 1, -1))
 
     def shrink(self, count: int) -> None:
-        """Gives up the `count` blocks with the highest ids, evicting cached ones; raises NoFreeBlocksError, with nothing
+        """Gives up the `count` blocks with the highest ids, evicting cached ones; raises NoFreeBlocksError, with
+        nothing
         changed, while a live sequence holds one of them."""
         first = self.num_blocks - count
         if first < 1:
@@ -126,7 +131,8 @@ class BlockManager:
         del self._key_of[first:]
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError with both sides of the sum when the states do not add up. Cheap enough to run when idle."""
+        """Raises RuntimeError with both sides of the sum when the states do not add up. Cheap enough to run when
+        idle."""
         free, cached = set(self._free), set(self._cached)
         live = {block for block, references in enumerate(self._references) if references > 0}
         parts = len(free) + len(cached) + len(live)
@@ -137,7 +143,9 @@ class BlockManager:
             )
         unfindable = [block for block in cached if self._block_of.get(self._key_of[block] or b"") != block]
         if unfindable or any(self._key_of[block] != key for key, block in self._block_of.items()):
-            raise RuntimeError(f"block pool is inconsistent: keys and blocks disagree, for example for {unfindable[:3]}")
+            raise RuntimeError(
+                f"block pool is inconsistent: keys and blocks disagree, for example for {unfindable[:3]}"
+            )
 
     def _evict_oldest(self) -> int:
         block, _ = self._cached.popitem(last=False)

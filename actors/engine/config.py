@@ -16,7 +16,8 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine on one device. `auto` and None are filled in when the engine is built, from the device and the model."""
+    """One engine on one device. `auto` and None are filled in when the engine is built, from the device and the
+    model."""
 
     device: str = "auto"
     """auto, cpu or cuda."""
@@ -44,7 +45,9 @@ class EngineConfig:
         if self.kv_cache_bytes is not None and self.kv_cache_blocks is not None:
             raise ConfigError("both kv_cache_bytes and kv_cache_blocks are given; give one of them")
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1")
+            raise ConfigError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1"
+            )
         if self.slab_pages < 1:
             raise ConfigError(f"slab_pages is {self.slab_pages}; it must be at least 1")
         self.scheduler_settings(self.block_tokens or 16)

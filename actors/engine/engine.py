@@ -60,7 +60,8 @@ class Engine:
 
     @property
     def max_context_tokens(self) -> int:
-        """Prompt and answer together may have so many tokens: the least of the model's, the config's and the pool's limit."""
+        """Prompt and answer together may have so many tokens: the least of the model's, the config's and the pool's
+        limit."""
         limits = [self.loaded.spec.max_context_tokens, self.scheduler.max_tokens()]
         if self.config.max_context_tokens is not None:
             limits.append(self.config.max_context_tokens)
@@ -81,7 +82,8 @@ class Engine:
         return sum(s.num_uncomputed for s in self._sequences.values() if s.num_uncomputed > 1)
 
     def refusal(self, request: EngineRequest) -> str | None:
-        """Why this request can never be served here, or None. The ingress checks the same limits; this is the last net."""
+        """Why this request can never be served here, or None. The ingress checks the same limits; this is the last
+        net."""
         tokens = len(request.prompt_token_ids)
         if tokens == 0:
             return "the prompt is empty"
@@ -185,7 +187,8 @@ class Engine:
             raise RuntimeError(f"{self.blocks.num_live} blocks are held, though no request is left")
 
     def lanes_departed(self, lanes: Sequence[tuple[int, int]], layers: Sequence[int] = ()) -> int:
-        """Lanes, and whole layers' weights, now lie elsewhere: their memory becomes room for tokens of the lanes that stay.
+        """Lanes, and whole layers' weights, now lie elsewhere: their memory becomes room for tokens of the lanes that
+        stay.
         Returns by how many blocks the pool grew. A layer given here leaves with its lanes and weights."""
         gone = set(lanes) | {lane for lane in self.loaded.lanes.lanes if lane[0] in layers}
         for layer in layers:
@@ -196,7 +199,8 @@ class Engine:
         return grown
 
     def _collect_prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """Adds the log-probabilities of the prompt tokens that follow the chunk's rows; hidden [rows of the chunk, hidden]."""
+        """Adds the log-probabilities of the prompt tokens that follow the chunk's rows; hidden [rows of the chunk,
+        hidden]."""
         sequence = chunk.sequence
         start = sequence.num_computed
         stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)

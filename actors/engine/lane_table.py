@@ -30,7 +30,8 @@ class LaneTable:
         self.deal()
         if self.num_blocks == 0:
             raise ArenaFullError(
-                f"{len(self._slabs)} lanes need a slab of {arena.slab_bytes} bytes each, {arena.num_free_slabs} slabs are "
+                f"{len(self._slabs)} lanes need a slab of {arena.slab_bytes} bytes each, {arena.num_free_slabs} "
+                f"slabs are "
                 "free: raise the KV cache size or lower slab_pages"
             )
 

@@ -89,7 +89,9 @@ def choose_device(name: str) -> torch.device:
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device is {name!r}; allowed are auto, cpu and cuda")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device; use device: cpu, or give the worker a GPU")
+        raise ConfigError(
+            "device: cuda was asked for, but torch sees no CUDA device; use device: cpu, or give the worker a GPU"
+        )
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -42,7 +42,9 @@ class CausalModel:
         backend: AttentionBackend,
     ) -> None:
         if spec.activation not in _ACTIVATIONS:
-            raise UnsupportedModelError(f"activation {spec.activation!r} is not served; allowed: {', '.join(_ACTIVATIONS)}")
+            raise UnsupportedModelError(
+                f"activation {spec.activation!r} is not served; allowed: {', '.join(_ACTIVATIONS)}"
+            )
         self.spec = spec
         self.layers = layers
         self._outer = outer
@@ -83,12 +85,12 @@ class CausalModel:
         return F.linear(x, self._outer["embedding.weight"] if head is None else head)
 
     def _layer(self, x: torch.Tensor, layer: int, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        weights, pre_norm = self.layers[layer], self.spec.pre_norm
-        norm = lambda y, role: self._norm(y, weights.get(f"{role}.weight"), weights.get(f"{role}.bias"))  # noqa: E731
-        y = self._attention(norm(x, "attention_norm") if pre_norm else x, layer, weights, rotation)
-        x = x + y if pre_norm else norm(x + y, "attention_norm")
-        y = self._mlp(norm(x, "mlp_norm") if pre_norm else x, weights)
-        return x + y if pre_norm else norm(x + y, "mlp_norm")
+        weights = self.layers[layer]
+        if self.spec.pre_norm:
+            x = x + self._attention(self._layer_norm(x, weights, "attention_norm"), layer, weights, rotation)
+            return x + self._mlp(self._layer_norm(x, weights, "mlp_norm"), weights)
+        x = self._layer_norm(x + self._attention(x, layer, weights, rotation), weights, "attention_norm")
+        return self._layer_norm(x + self._mlp(x, weights), weights, "mlp_norm")
 
     def _attention(
         self,
@@ -117,6 +119,9 @@ class CausalModel:
         else:
             up = self._activation(up)
         return F.linear(up, weights["down.weight"], weights.get("down.bias"))
+
+    def _layer_norm(self, x: torch.Tensor, weights: LayerWeights, role: str) -> torch.Tensor:
+        return self._norm(x, weights.get(f"{role}.weight"), weights.get(f"{role}.bias"))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
         if self.spec.rms_norm:

@@ -19,7 +19,8 @@ class SamplingParams:
     """How tokens of one sequence are chosen. Values are validated at the ingress; here they are trusted.
 
     The order of application is that of vLLM: repetition, presence and frequency penalty, `logit_bias`, `min_tokens`,
-    temperature, `min_p`, `top_k`, `top_p`. `temperature == 0` is greedy. Reported log-probabilities are the model's own, before any of these.
+    temperature, `min_p`, `top_k`, `top_p`. `temperature == 0` is greedy. Reported log-probabilities are the model's
+    own, before any of these.
     """
 
     max_tokens: int
@@ -58,7 +59,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence to run. `output_token_ids` are tokens that were generated before (hand-over, resume after a loss)."""
+    """One sequence to run. `output_token_ids` are tokens that were generated before (hand-over, resume after a
+    loss)."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]

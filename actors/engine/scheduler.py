@@ -32,7 +32,8 @@ class SchedulerSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_batch_tokens < self.max_running_requests:
             raise ValueError(
-                f"max_batch_tokens ({self.max_batch_tokens}) is below max_running_requests ({self.max_running_requests}): "
+                f"max_batch_tokens ({self.max_batch_tokens}) is below max_running_requests "
+                f"({self.max_running_requests}): "
                 "every running request needs one token of a step; raise the first or lower the second"
             )
 
@@ -52,7 +53,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """KV to bring in from outside for `sequence`, whose blocks are allocated: tokens `first_token` to `last_token` (excluded).
+    """KV to bring in from outside for `sequence`, whose blocks are allocated: tokens `first_token` to `last_token`
+    (excluded).
 
     `first_token` is a multiple of the block size; blocks before it are held here already.
     """
@@ -142,7 +144,8 @@ class Scheduler:
         return plan
 
     def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
-        """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None when
+        """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
+        when
         the request is gone."""
         sequence = self.fetching.pop(request_id, None)
         if sequence is None:
@@ -207,7 +210,8 @@ class Scheduler:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
 
     def _make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
-        """Extends the sequence's blocks to hold `num_tokens`, preempting later arrivals. False when it was itself preempted."""
+        """Extends the sequence's blocks to hold `num_tokens`, preempting later arrivals. False when it was itself
+        preempted."""
         missing = -(-num_tokens // self.settings.block_tokens) - len(sequence.block_ids)
         while missing > self.blocks.num_available:
             victim = max(self.running, key=lambda s: s.arrival)

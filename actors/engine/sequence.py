@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from actors.engine.request import EngineRequest, TokenLogprobs
 
 ExtendKeys = Callable[[Sequence[bytes], Sequence[int]], list[bytes]]
-"""(keys so far, all tokens) -> the keys of all full blocks; `kv.keys.extend_block_keys` with model and salt filled in."""
+"""(keys so far, all tokens) -> the keys of all full blocks; `kv.keys.extend_block_keys` with model and salt filled
+in."""
 
 
 class Status(enum.Enum):

@@ -59,7 +59,8 @@ def _names(spec: ModelSpec) -> _Names:
 
 
 def read_layer(checkpoint: Checkpoint, spec: ModelSpec, layer: int) -> dict[str, torch.Tensor]:
-    """One layer's tensors by role: `attention_norm`, `qkv`, `o`, `mlp_norm`, `up`, `down`, each `.weight` and, where the
+    """One layer's tensors by role: `attention_norm`, `qkv`, `o`, `mlp_norm`, `up`, `down`, each `.weight` and, where
+    the
     checkpoint has it, `.bias`; `q_norm.weight` and `k_norm.weight` for families that normalise heads."""
     names = _names(spec)
     prefix = names.layer.format(i=layer)
@@ -80,7 +81,9 @@ def read_layer(checkpoint: Checkpoint, spec: ModelSpec, layer: int) -> dict[str,
                 tensors[role + kind] = torch.cat([checkpoint.read(name) for name in present])
     for role in ("qkv", "o", "up", "down"):
         if f"{role}.weight" not in tensors:
-            raise CheckpointError(f"{checkpoint.folder} lacks {', '.join(prefix + part + '.weight' for part in fused[role])}")
+            raise CheckpointError(
+                f"{checkpoint.folder} lacks {', '.join(prefix + part + '.weight' for part in fused[role])}"
+            )
     return tensors
 
 

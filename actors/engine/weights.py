@@ -1,6 +1,7 @@
 """Reads a checkpoint's tensors from safetensors files and packs one layer's weights into device memory.
 
-The fingerprint covers every byte that is read: two workers share KV blocks only when their weights are the same to the bit.
+The fingerprint covers every byte that is read: two workers share KV blocks only when their weights are the same to
+the bit.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{self.folder / file_name} cannot be read: {error}") from error
         self._digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        self._digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        self._digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         return tensor
 
     def fingerprint(self) -> bytes:

@@ -83,7 +83,7 @@ def test_fingerprint_tells_weights_dtype_and_layout_apart(
 
 def test_unknown_family_is_refused(tmp_path: Path, make_engine: MakeEngine) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(UnsupportedModelError, match="gpt2.*llama, mistral, qwen2, qwen3, opt"):
+    with pytest.raises(UnsupportedModelError, match=r"gpt2.*llama, mistral, qwen2, qwen3, opt"):
         make_engine(tmp_path)
 
 

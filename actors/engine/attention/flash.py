@@ -60,7 +60,7 @@ class FlashAttention:
         num_heads, rows, head_dim = kv.page_of.shape[0], q.shape[0], q.shape[-1]
         group = q.shape[1] // num_heads
         table = kv.page_of[:, batch.decode_blocks].flatten(0, 1).int()
-        out = flash_attn_with_kvcache(
+        out: torch.Tensor = flash_attn_with_kvcache(
             q.view(rows, num_heads, group, head_dim).transpose(0, 1).reshape(num_heads * rows, 1, group, head_dim),
             kv.pages[:, 0].unsqueeze(2),
             kv.pages[:, 1].unsqueeze(2),
@@ -75,7 +75,7 @@ class FlashAttention:
     def _prefill(self, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         num_heads, rows, head_dim = kv.page_of.shape[0], q.shape[0], q.shape[-1]
         group = q.shape[1] // num_heads
-        out = flash_attn_varlen_func(
+        out: torch.Tensor = flash_attn_varlen_func(
             q.view(rows, num_heads, group, head_dim).transpose(0, 1).reshape(num_heads * rows, group, head_dim),
             kv.pages[:, 0].unsqueeze(2),
             kv.pages[:, 1].unsqueeze(2),

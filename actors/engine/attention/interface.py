@@ -33,7 +33,8 @@ class AttentionBackend(Protocol):
         """Prepares what all layers of a step share. Called once before the step's first `attend`."""
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> torch.Tensor:
-        """q [T, H * group, head_dim], k and v [T, H, head_dim], rotary applied, rows as in the batch of `begin`; returns
+        """q [T, H * group, head_dim], k and v [T, H, head_dim], rotary applied, rows as in the batch of `begin`;
+        returns
         [T, H * group, head_dim]. K and V of the rows are in their pages on return, and each row attends to all earlier
         tokens of its sequence and itself."""
 
@@ -43,7 +44,8 @@ class BackendError(ValueError):
 
 
 def choose_backend(name: str, device: torch.device, block_tokens: int) -> AttentionBackend:
-    """`auto` takes flash-attn on a CUDA device when it is installed and pages have a multiple of 256 tokens, else torch's
+    """`auto` takes flash-attn on a CUDA device when it is installed and pages have a multiple of 256 tokens, else
+    torch's
     own kernels."""
     from actors.engine.attention.torch_backend import TorchAttention
 
@@ -54,7 +56,8 @@ def choose_backend(name: str, device: torch.device, block_tokens: int) -> Attent
     if name == "flash" and not fits:
         raise BackendError(
             f"attention: flash needs a CUDA device (here {device.type}), the flash_attn package "
-            f"({'installed' if installed else 'not installed: pip install flash-attn'}) and block_tokens a multiple of 256 "
+            f"({'installed' if installed else 'not installed: pip install flash-attn'}) and block_tokens a multiple "
+            f"of 256 "
             f"(here {block_tokens}); use attention: torch otherwise"
         )
     if name == "torch" or not fits:

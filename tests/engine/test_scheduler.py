@@ -1,0 +1,162 @@
+"""The scheduling policy alone, without a model: a step 'computes' by saying so."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.engine.block_manager import BlockManager
+from actors.engine.request import EngineRequest, SamplingParams
+from actors.engine.scheduler import Scheduler, SchedulerSettings
+from actors.engine.sequence import SequenceState, Status
+from kv.keys import extend_block_keys
+
+BLOCK = 4
+EXTEND = functools.partial(extend_block_keys, block_tokens=BLOCK, fingerprint=b"", salt=b"")
+
+
+def make_scheduler(num_blocks: int, budget: int = 16, running: int = 8) -> Scheduler:
+    return Scheduler(SchedulerSettings(BLOCK, budget, running), BlockManager(num_blocks))
+
+
+def add(scheduler: Scheduler, name: str, prompt: int, seed: int | None = None, **more: object) -> SequenceState:
+    rng = random.Random(name if seed is None else seed)
+    tokens = tuple(rng.randrange(1000) for _ in range(prompt))
+    request = EngineRequest(name, tokens, SamplingParams(max_tokens=100), **more)  # type: ignore[arg-type]
+    return scheduler.add(request, EXTEND)
+
+
+def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """One step in which every sampled token is its sequence's length."""
+    plan = scheduler.schedule()
+    for chunk in plan.chunks:
+        samples = chunk.samples
+        scheduler.computed(chunk)
+        if samples:
+            chunk.sequence.append(chunk.sequence.num_tokens)
+    return [(chunk.sequence.request_id, chunk.num_tokens) for chunk in plan.chunks]
+
+
+def test_prompts_share_the_budget_and_decodes_go_first() -> None:
+    scheduler = make_scheduler(32, budget=8)
+    add(scheduler, "a", 6)
+    add(scheduler, "b", 9)
+    assert run_step(scheduler) == [("a", 6), ("b", 2)]
+    assert run_step(scheduler) == [("a", 1), ("b", 7)]
+    assert run_step(scheduler) == [("a", 1), ("b", 1)]
+
+
+def test_running_slots_bound_the_batch() -> None:
+    scheduler = make_scheduler(32, running=2)
+    for name in "abc":
+        add(scheduler, name, 2)
+    assert [name for name, _ in run_step(scheduler)] == ["a", "b"]
+    scheduler.finish(scheduler.running[0])
+    assert [name for name, _ in run_step(scheduler)] == ["b", "c"]
+
+
+def test_latest_arrival_is_preempted_and_comes_back_first() -> None:
+    scheduler = make_scheduler(5)
+    first, second = add(scheduler, "a", 8), add(scheduler, "b", 7)
+    while first.num_preemptions + second.num_preemptions == 0:
+        run_step(scheduler)
+    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    assert second.status is Status.WAITING
+    assert list(scheduler.waiting) == [second]
+    scheduler.finish(first)
+    # Its full blocks may still be cached, but the tokens it generated are all kept.
+    tokens = list(second.tokens)
+    run_step(scheduler)
+    assert second.tokens[: len(tokens)] == tokens
+
+
+def test_admission_leaves_running_sequences_a_block_to_grow() -> None:
+    scheduler = make_scheduler(4)
+    add(scheduler, "a", 8)
+    run_step(scheduler)
+    late = add(scheduler, "b", 4)
+    run_step(scheduler)
+    assert late.status is Status.WAITING
+    # "a" took one of the two free blocks to grow; the other is reserved for its next one.
+    assert scheduler.blocks.num_available == 1
+
+
+def test_same_prompt_reuses_blocks_but_recomputes_its_last_token() -> None:
+    scheduler = make_scheduler(16)
+    first = add(scheduler, "a", 8, seed=1)
+    run_step(scheduler)
+    second = add(scheduler, "b", 8, seed=1)
+    assert ("b", BLOCK) in run_step(scheduler)
+    assert second.num_cached_tokens == BLOCK
+    assert first.block_ids[0] == second.block_ids[0]
+
+
+def test_external_tokens_wait_for_their_fetch() -> None:
+    scheduler = make_scheduler(16)
+    sequence = add(scheduler, "a", 10, external_tokens=9)
+    plan = scheduler.schedule()
+    assert plan.chunks == []
+    assert [(f.first_token, f.last_token) for f in plan.fetches] == [(0, 9)]
+    assert len(sequence.block_ids) == 3
+    assert scheduler.fetched("a", 9) is sequence
+    assert run_step(scheduler) == [("a", 1)]
+    assert sequence.num_cached_tokens == 9
+
+
+def test_failed_fetch_is_computed_instead() -> None:
+    scheduler = make_scheduler(16)
+    sequence = add(scheduler, "a", 10, external_tokens=9)
+    scheduler.schedule()
+    scheduler.fetched("a", 4)
+    assert run_step(scheduler) == [("a", 6)]
+    assert sequence.num_cached_tokens == 4
+
+
+def test_fetch_of_a_request_that_is_gone_is_refused() -> None:
+    scheduler = make_scheduler(16)
+    sequence = add(scheduler, "a", 10, external_tokens=9)
+    scheduler.schedule()
+    scheduler.finish(sequence)
+    assert scheduler.fetched("a", 9) is None
+    assert scheduler.blocks.num_available == 16
+
+
+def test_budget_below_the_running_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_batch_tokens \(4\) is below max_running_requests \(8\)"):
+        SchedulerSettings(BLOCK, 4, 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_blocks=st.integers(4, 12),
+    budget=st.integers(4, 20),
+    lengths=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=8),
+    aborts=st.lists(st.integers(0, 7), max_size=3),
+)
+def test_every_request_that_fits_the_pool_ends(
+    num_blocks: int, budget: int, lengths: list[tuple[int, int]], aborts: list[int]
+) -> None:
+    """Progress: whatever the sizes, all requests that can run alone finish, and all blocks come back."""
+    scheduler = make_scheduler(num_blocks, budget, running=4)
+    goal = {}
+    for index, (prompt, output) in enumerate(lengths):
+        if prompt + output <= num_blocks * BLOCK:
+            sequence = add(scheduler, str(index), prompt, seed=index % 2)
+            goal[sequence.request_id] = prompt + output
+    for step in range(600):
+        if scheduler.num_unfinished == 0:
+            break
+        ran = run_step(scheduler)
+        assert ran, "nothing ran, though requests wait"
+        assert sum(count for _, count in ran) <= budget
+        for sequence in list(scheduler.sequences()):
+            aborted = step == 3 and int(sequence.request_id) in aborts
+            if aborted or sequence.num_tokens >= goal[sequence.request_id]:
+                scheduler.finish(sequence)
+        scheduler.blocks.check_integrity()
+    assert scheduler.num_unfinished == 0
+    assert scheduler.blocks.num_live == 0
