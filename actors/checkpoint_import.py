@@ -60,6 +60,8 @@ def _convert(source: Path, out: Path) -> None:
 
     kwargs: dict[str, Any] = {"gguf_file": source.name} if source.is_file() else {}
     folder = source.parent if source.is_file() else source
+    if source.is_file():
+        _refuse_what_gets_lost(source)
     tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
     if source.is_file():
         _restore_pre_tokenizer(tokenizer, source)
@@ -80,6 +82,17 @@ def _convert(source: Path, out: Path) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     model.generation_config.save_pretrained(out)
+
+
+def _refuse_what_gets_lost(gguf: Path) -> None:
+    """Llama 3.1 and later keep their rotary scaling in a tensor that transformers' reader passes over in silence."""
+    from gguf import GGUFReader
+
+    if any(tensor.name == "rope_freqs.weight" for tensor in GGUFReader(gguf).tensors):
+        raise SystemExit(
+            f"{gguf} scales its rotary frequencies (tensor rope_freqs.weight), which can't be read from GGUF: "
+            "use the model's safetensors"
+        )
 
 
 def _take_gguf_marks_off(model: Any) -> None:

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
 
 PROBE_TIMEOUT_S = 4.0
 
@@ -35,10 +35,15 @@ class HubError(RuntimeError):
 
 
 def cached_snapshot(repo_id: str) -> Path | None:
-    """The folder of an earlier download of the repository's main branch, complete or not; None if there is none."""
+    """The folder of an earlier, finished download of the repository's main branch; None if there is none.
+
+    Another program may have left only some of the files that we need: the caller checks.
+    """
     try:
-        return Path(snapshot_download(repo_id, local_files_only=True, allow_patterns=_FILES + _PICKLES))
-    except LocalEntryNotFoundError:
+        return Path(
+            snapshot_download(repo_id, local_files_only=True, allow_patterns=_FILES, ignore_patterns=_NOT_NEEDED)
+        )
+    except (LocalEntryNotFoundError, IncompleteSnapshotError):
         return None
 
 

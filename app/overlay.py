@@ -1,4 +1,4 @@
-"""A second file merged over a configuration's `args`, so that one written for GPUs can be tried on a laptop unedited."""
+"""A second file merged over `args`, so that a configuration written for GPUs can be tried on a laptop unedited."""
 
 from __future__ import annotations
 
