@@ -139,7 +139,7 @@ def _from_path(model: str, path: Path, root: Path) -> ResolvedModel:
         if not ggufs:
             raise ModelSourceError(
                 model,
-                [f"folder {path}: holds no model; missing: {', '.join(_missing(path))}, and there is no .gguf file either"],
+                [f"folder {path}: lacks {', '.join(_missing(path))}, and holds no .gguf file either"],
                 "give a folder in Hugging Face layout (config.json, *.safetensors, tokenizer.json) or a .gguf file",
             )
         path = ggufs[0]

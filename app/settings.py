@@ -238,7 +238,11 @@ class AppSettings(_Settings):
     @model_validator(mode="after")
     def _roles_agree(self) -> AppSettings:
         for role in self.roles:
-            engine = self.engine_for(role)
+            try:
+                engine = self.engine_for(role)
+            except ValidationError as error:
+                reasons = "; ".join(entry["msg"].removeprefix("Value error, ") for entry in error.errors())
+                raise ValueError(f"{role}.engine, merged over engine: {reasons}") from error
             workers = self.role(role)
             if engine.device == "cuda" and workers.num_gpus == 0:
                 raise ValueError(

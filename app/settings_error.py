@@ -50,7 +50,7 @@ def _lines(
         if isinstance(cause, ValidationError):
             lines += _lines(cause, location, root, overrides)
         elif cause is not None:
-            lines.append(f"{key}: {cause}")
+            lines.append(f"{key}: {cause}" if location else str(cause))
         elif entry["type"] == "extra_forbidden":
             lines.append(_unknown_key(key, location, entry["input"], _allowed_keys(location[:-1], root, overrides)))
         else:
