@@ -74,7 +74,7 @@ def write_random_model(model: RandomModel, out: Path) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = _byte_tokenizer()
-    config = AutoConfig.for_model(model.family, **_shape(model), **_special_tokens(tokenizer))
+    config = AutoConfig.for_model(**config_of(model), **_special_tokens(tokenizer))
     torch.manual_seed(model.seed)
     weights = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights.generation_config = GenerationConfig(**_special_tokens(tokenizer))
@@ -83,24 +83,27 @@ def write_random_model(model: RandomModel, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def _shape(model: RandomModel) -> dict[str, Any]:
+def config_of(model: RandomModel) -> dict[str, Any]:
+    """The keys of the model's config.json that say its shape. Imports neither torch nor transformers."""
     hidden = model.heads * HEAD_DIM
-    shape: dict[str, Any] = {
+    config: dict[str, Any] = {
+        "model_type": model.family,
         "hidden_size": hidden,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "max_position_embeddings": CONTEXT_TOKENS,
         "vocab_size": 260,
+        "tie_word_embeddings": model.family == "opt",
         # Wider than the usual 0.02, or every answer of such a narrow model is one token repeated.
         "initializer_range": 0.2,
         "init_std": 0.2,
     }
     if model.family == "opt":
-        return shape | {"ffn_dim": 2 * hidden, "word_embed_proj_dim": hidden}
-    return shape | {"intermediate_size": 2 * hidden, "num_key_value_heads": model.kv_heads, "head_dim": HEAD_DIM}
+        return config | {"ffn_dim": 2 * hidden, "word_embed_proj_dim": hidden}
+    return config | {"intermediate_size": 2 * hidden, "num_key_value_heads": model.kv_heads, "head_dim": HEAD_DIM}
 
 
-def _special_tokens(tokenizer: Any) -> dict[str, int]:
+def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     return {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
 
 

@@ -50,8 +50,7 @@ class _EngineFields(_Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type of weights and KV. auto: the checkpoint's own on CUDA; on the CPU bfloat16 for a bfloat16 "
-        "checkpoint, else float32.",
+        description="Type of weights and KV. auto: the checkpoint's own; on the CPU float16 becomes bfloat16.",
     )
     block_tokens: int | None = Field(
         default=None,

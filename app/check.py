@@ -1,0 +1,37 @@
+"""Checks a configuration file before it is served: `python -m app.check serve_configs/local.yaml`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from actors.model_source import ModelSourceError, resolve_model
+from app.serve_config import read_serve_config
+from app.settings_error import SettingsError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 when all is well, 2 with the problems on the error output when not."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.check",
+        description="Check every key and value of a Serve configuration, which Serve itself does only in part. "
+        "EQUIPOISE_OVERLAY is honoured as in serving.",
+        epilog="example: python -m app.check serve_configs/local.yaml --fetch-model",
+    )
+    parser.add_argument("config", help="file for `serve run` or `serve deploy`")
+    parser.add_argument("--fetch-model", action="store_true", help="also fetch or convert the model, if it isn't here")
+    options = parser.parse_args(argv)
+    try:
+        settings = read_serve_config(options.config).settings
+        print(f"{options.config}: mode {settings.mode}, model {settings.model}")
+        if options.fetch_model:
+            print(f"model folder: {resolve_model(settings.model).path}")
+    except (SettingsError, ModelSourceError) as error:
+        print(f"{options.config}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

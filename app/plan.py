@@ -1,0 +1,159 @@
+"""Works out, without a device and without weights, what a configuration has room for.
+
+    python -m app.plan serve_configs/llama13b.yaml [--device-memory-gib 80] [--config path/to/config.json] [--json]
+
+Refuses, with exit status 2, a configuration that can't fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from actors.model_source import ALIASES
+from actors.random_model import config_of, parse_random_name
+from app.known_shapes import KNOWN_CONFIGS
+from app.serve_config import read_serve_config
+from app.settings import AppSettings, EngineSettings, Role
+from app.settings_error import SettingsError
+from app.sizing import DTYPE_BYTES, GIB, DeviceRoom, ModelShape, SizingError, chosen_dtype, room_for_kv, shape_of
+
+
+def read_shape(model: str, config_path: str | None = None) -> ModelShape:
+    """The model's shape from `config_path`, the model's own folder, a random model's name or the table of known ones.
+
+    Raises: SizingError: none of them has it, or what is there can't be read.
+    """
+    model = ALIASES.get(model.lower(), model)
+    path = Path(config_path) if config_path is not None else Path(model).expanduser() / "config.json"
+    if config_path is not None or path.is_file():
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SizingError(f"{path} can't be read as JSON: {error}") from error
+        return shape_of(config)
+    if model in KNOWN_CONFIGS:
+        return shape_of(KNOWN_CONFIGS[model])
+    try:
+        random = parse_random_name(model)
+    except ValueError as error:
+        raise SizingError(str(error)) from error
+    if random is not None:
+        return shape_of(config_of(random))
+    raise SizingError(
+        f"the shape of model {model!r} is not known here: give its config.json with --config. Known by name: "
+        + ", ".join(KNOWN_CONFIGS)
+    )
+
+
+def room_of(shape: ModelShape, engine: EngineSettings, *, on_gpu: bool, device_memory_gib: float | None) -> DeviceRoom:
+    """What one worker with these engine settings has room for.
+
+    Raises: SizingError: it can't fit.
+    """
+    flash = on_gpu and engine.attention != "torch"
+    return room_for_kv(
+        shape,
+        dtype=chosen_dtype(engine.dtype, shape.dtype, on_gpu=on_gpu),
+        block_tokens=engine.block_tokens or (256 if flash else 16),
+        slab_pages=engine.slab_pages,
+        on_gpu=on_gpu,
+        device_bytes=None if device_memory_gib is None else int(device_memory_gib * GIB),
+        utilization=engine.gpu_memory_utilization,
+        kv_cache_bytes=None if engine.kv_cache_gib is None else int(engine.kv_cache_gib * GIB),
+        kv_cache_blocks=engine.kv_cache_blocks,
+        max_context_tokens=engine.max_context_tokens,
+    )
+
+
+def plan(settings: AppSettings, shape: ModelShape, device_memory_gib: float | None = None) -> dict[str, Any]:
+    """The arithmetic for every role that the settings' mode has, as plain data.
+
+    Args:
+        device_memory_gib: of one device; None: the settings' own `plan.device_memory_gib` for a GPU, and no limit for a
+            worker on the CPU.
+
+    Raises: SizingError: a role can't fit; the message begins with its name.
+    """
+    return {
+        "model": settings.model,
+        "mode": settings.mode,
+        "parameters": shape.parameters,
+        "roles": {role: _plan_role(settings, role, shape, device_memory_gib) for role in settings.roles},
+    }
+
+
+def _plan_role(settings: AppSettings, role: Role, shape: ModelShape, device_memory_gib: float | None) -> dict[str, Any]:
+    engine, workers = settings.engine_for(role), settings.role(role)
+    on_gpu = engine.device == "cuda" or (engine.device == "auto" and workers.num_gpus > 0)
+    memory = settings.plan.device_memory_gib if on_gpu and device_memory_gib is None else device_memory_gib
+    try:
+        sharing = int(1 / workers.num_gpus + 1e-9) if on_gpu and 0 < workers.num_gpus < 1 else 1
+        if sharing * engine.gpu_memory_utilization > 1:
+            raise SizingError(
+                f"num_gpus {workers.num_gpus:g} puts up to {sharing} workers on one device, and each would take "
+                f"{engine.gpu_memory_utilization:g} of it: lower gpu_memory_utilization to at most {1 / sharing:.2f}"
+            )
+        room = room_of(shape, engine, on_gpu=on_gpu, device_memory_gib=memory)
+    except SizingError as error:
+        raise SizingError(f"{role}: {error}") from error
+    dtype = chosen_dtype(engine.dtype, shape.dtype, on_gpu=on_gpu)
+    return {
+        "replicas": workers.replicas,
+        "device": "cuda" if on_gpu else "cpu",
+        "device_memory_gib": memory,
+        "dtype": dtype,
+        "weight_bytes": shape.parameters * DTYPE_BYTES[dtype],
+        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype),
+        "kv_tokens": room.kv_tokens,
+        **dataclasses.asdict(room),
+    }
+
+
+def _text(planned: dict[str, Any]) -> str:
+    lines = [f"model       {planned['model']}: {planned['parameters']:,} parameters", f"mode        {planned['mode']}"]
+    for role, of in planned["roles"].items():
+        memory = "" if of["device_memory_gib"] is None else f" of {of['device_memory_gib']:g} GiB"
+        lines += [
+            "",
+            f"{role}: {of['replicas']} x {of['device']}{memory}, {of['dtype']}",
+            f"  weights             {of['weight_bytes']:>18,} bytes  {of['weight_bytes'] / GIB:8.2f} GiB",
+            f"  KV a token          {of['kv_bytes_per_token']:>18,} bytes",
+            f"  KV cache            {of['kv_bytes']:>18,} bytes  {of['kv_bytes'] / GIB:8.2f} GiB",
+            f"  blocks a device     {of['blocks']:>18,} of {of['block_tokens']} tokens = {of['kv_tokens']:,} tokens",
+            f"  longest context     {of['longest_context_tokens']:>18,} tokens",
+            f"  such requests       {of['longest_requests']:>18,} at once on each device",
+        ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 2 with the reason on the error output."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.plan",
+        description="Print what a configuration needs and has room for; needs no GPU and no weights. "
+        "EQUIPOISE_OVERLAY is honoured as in serving.",
+        epilog="example: python -m app.plan serve_configs/llama13b.yaml --device-memory-gib 40",
+    )
+    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`")
+    parser.add_argument("--config", help="the model's config.json, for a model that is not known by name")
+    parser.add_argument("--device-memory-gib", type=float, help="of one device; default: plan.device_memory_gib")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    try:
+        settings = read_serve_config(options.serve_config).settings
+        planned = plan(settings, read_shape(settings.model, options.config), options.device_memory_gib)
+    except (SettingsError, SizingError) as error:
+        print(f"{options.serve_config}: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(planned, indent=2) if options.json else _text(planned))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

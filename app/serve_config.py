@@ -1,0 +1,102 @@
+"""A Serve configuration file, checked before Serve sees it.
+
+Serve drops keys that it doesn't know in silence, at nearly every level; so a misspelt `route_prefx` is a default that
+no one asked for. Here every key of the file is held against Serve's own schema, and `args` against our settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from app.settings import AppSettings, load_settings
+from app.settings_error import SettingsError, shown
+
+IMPORT_PATH = "app.builder:build"
+"""What an application of ours names as its `import_path`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """A configuration file that holds: its content, and the settings of its one application of ours."""
+
+    content: dict[str, Any]
+    settings: AppSettings
+
+
+def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) -> ServeConfig:
+    """Reads and checks a file for `serve run` or `serve deploy`.
+
+    Args:
+        path: the YAML file.
+        overlay_path: merged over the application's args, see settings.load_settings.
+
+    Raises: SettingsError, with everything that is wrong: no YAML, keys or values that Serve does not know, not exactly
+    one application with our import path, settings that can't be used.
+    """
+    content = _read_mapping(Path(path))
+    problems = list(unknown_keys(content, ServeDeploySchema))
+    try:
+        ServeDeploySchema.model_validate(content)
+    except ValidationError as error:
+        problems += [f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()]
+        raise SettingsError(problems) from error
+    ours = [application for application in content["applications"] if application["import_path"] == IMPORT_PATH]
+    if len(ours) != 1:
+        problems.append(f"applications: {len(ours)} have import_path {IMPORT_PATH}, and exactly one must")
+        raise SettingsError(problems)
+    try:
+        settings = load_settings(ours[0].get("args"), overlay_path)
+    except SettingsError as error:
+        raise SettingsError(problems + [f"args: {line}" for line in error.problems]) from error
+    if problems:
+        raise SettingsError(problems)
+    return ServeConfig(content, settings)
+
+
+def unknown_keys(content: Mapping[str, Any], schema: type[BaseModel], place: str = "") -> Iterator[str]:
+    """A line for each key, at any depth, that the schema lacks. Free mappings such as `args` are passed over."""
+    names = dict(schema.model_fields)
+    names |= {field.alias: field for field in schema.model_fields.values() if field.alias}
+    for key, value in content.items():
+        here = f"{place}.{key}" if place else str(key)
+        if key not in names:
+            near = difflib.get_close_matches(str(key), list(names), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"allowed here: {', '.join(sorted(names))}"
+            yield f"{here}: unknown key, which Serve would drop in silence; {hint}"
+            continue
+        inner = next(_models_in(names[key].annotation), None)
+        if inner is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from unknown_keys(value, inner, here)
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                if isinstance(item, Mapping):
+                    yield from unknown_keys(item, inner, f"{here}.{i}")
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError([f"{path} can't be read ({error}); name a Serve configuration file"]) from error
+    except yaml.YAMLError as error:
+        raise SettingsError([f"{path} is not YAML: {error}"]) from error
+    if not isinstance(content, dict):
+        raise SettingsError([f"{path} holds {shown(content)}, and a Serve configuration is a mapping"])
+    return content

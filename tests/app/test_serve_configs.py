@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from app import check
+from app.serve_config import read_serve_config, unknown_keys
+from app.settings import SettingsError
+
+FOLDER = Path(__file__).parents[2] / "serve_configs"
+FILES = sorted(FOLDER.glob("*.yaml"))
+OVERLAYS = sorted((FOLDER / "overlays").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _no_overlay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EQUIPOISE_OVERLAY", raising=False)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_shipped_file_holds(path: Path) -> None:
+    config = read_serve_config(path)
+    options = config.content["http_options"]
+    if options["host"] != "127.0.0.1":
+        assert config.settings.ingress.api_keys_file, "open to other machines without asking for a key"
+
+
+def test_the_named_files_are_there() -> None:
+    assert {path.name for path in FILES} >= {
+        "local.yaml",
+        "local-monolithic.yaml",
+        "local-2p1d.yaml",
+        "llama13b.yaml",
+        "opt13b.yaml",
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_overlays_bring_every_file_onto_two_cores(path: Path, overlay: Path) -> None:
+    settings = read_serve_config(path, overlay).settings
+    roles = [settings.role(role) for role in settings.roles]
+    assert sum(role.replicas * role.num_gpus for role in roles) == 0
+    cpus = sum(role.replicas * role.num_cpus for role in roles) + settings.ingress.replicas * settings.ingress.num_cpus
+    assert cpus <= 2
+    assert all(settings.engine_for(role).device == "cpu" for role in settings.roles)
+
+
+def test_local_files_fit_two_cores() -> None:
+    for path in FILES:
+        if path.name.startswith("local"):
+            settings = read_serve_config(path).settings
+            roles = [settings.role(role) for role in settings.roles]
+            assert sum(role.replicas * role.num_cpus for role in roles) + settings.ingress.num_cpus <= 2
+
+
+def _at(content: Any, *keys: str | int) -> Any:
+    for key in keys:
+        content = content[key]
+    return content
+
+
+def _put(*keys: str | int, value: Any = 1) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        _at(content, *keys[:-1])[keys[-1]] = value
+
+    return change
+
+
+@pytest.fixture
+def full() -> dict[str, Any]:
+    """A file with something at every level that Serve knows."""
+    content: dict[str, Any] = yaml.safe_load((FOLDER / "local.yaml").read_text())
+    content["grpc_options"] = {"port": 9000, "grpc_servicer_functions": []}
+    content["logging_config"] = {"log_level": "INFO"}
+    content["applications"][0]["deployments"] = [
+        {
+            "name": "Ingress",
+            "ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": {"ANY": "1"}}},
+            "user_config": {"any": {"thing": 1}},
+            "autoscaling_config": {"min_replicas": 1, "max_replicas": 2},
+            "request_router_config": {"request_router_kwargs": {"any": 1}},
+        }
+    ]
+    assert list(unknown_keys(content, ServeDeploySchema)) == []
+    ServeDeploySchema.model_validate(content)
+    return content
+
+
+_APP = ("applications", 0)
+_DEPLOYMENT = ("applications", 0, "deployments", 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        (("proxy_lokation",), "proxy_location"),
+        (("http_options", "prot"), "port"),
+        (("grpc_options", "grpc_servicer_function"), "grpc_servicer_functions"),
+        (("logging_config", "loglevel"), "log_level"),
+        ((*_APP, "route_prefx"), "route_prefix"),
+        ((*_DEPLOYMENT, "max_ongoing_request"), "max_ongoing_requests"),
+        ((*_DEPLOYMENT, "ray_actor_options", "num_cpu"), "num_cpus"),
+        ((*_DEPLOYMENT, "autoscaling_config", "min_replica"), "min_replicas"),
+        ((*_DEPLOYMENT, "request_router_config", "request_router_clas"), "request_router_class"),
+    ],
+)
+def test_an_unknown_key_is_found_at_every_level(full: dict[str, Any], keys: tuple[str | int, ...], hint: str) -> None:
+    _put(*keys)(full)
+    (line,) = unknown_keys(full, ServeDeploySchema)
+    assert line.startswith(".".join(map(str, keys)) + ": unknown key")
+    assert f"did you mean '{hint}'?" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (_put("http_options", "prot"), "http_options.prot"),
+        (_put("http_options", "port", value="x"), "http_options.port"),
+        (_put(*_APP, "args", "engin"), "args: engin: unknown key"),
+        (_put(*_APP, "args", "mode", value="balanced"), "'balanced' is not available yet"),
+        (_put(*_APP, "import_path", value="other:build"), "0 have import_path app.builder:build"),
+        (lambda content: content.pop("applications"), "applications"),
+    ],
+)
+def test_a_file_that_does_not_hold_is_refused(
+    full: dict[str, Any], change: Callable[[dict[str, Any]], None], part: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(full))
+    read_serve_config(path)
+    change(full)
+    path.write_text(yaml.safe_dump(full))
+    with pytest.raises(SettingsError) as raised:
+        read_serve_config(path)
+    assert any(part in line for line in raised.value.problems)
+
+
+def test_problems_of_serve_and_of_ours_are_told_together(full: dict[str, Any], tmp_path: Path) -> None:
+    bad = copy.deepcopy(full)
+    _put("http_options", "prot")(bad)
+    _put(*_APP, "args", "engin")(bad)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(bad))
+    with pytest.raises(SettingsError) as raised:
+        read_serve_config(tmp_path / "config.yaml")
+    assert len(raised.value.problems) == 2
+
+
+@pytest.mark.parametrize(("content", "part"), [(None, "can't be read"), ("[1]", "mapping"), ("a: [", "not YAML")])
+def test_what_is_no_configuration_is_refused_by_name(content: str | None, part: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(SettingsError, match=part):
+        read_serve_config(path)
+
+
+def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([str(FOLDER / "local.yaml")]) == 0
+    assert "mode static" in capsys.readouterr().out
+    path = tmp_path / "config.yaml"
+    path.write_text((FOLDER / "local.yaml").read_text().replace("http_options", "http_option"))
+    assert check.main([str(path)]) == 2
+    assert "did you mean 'http_options'?" in capsys.readouterr().err

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from actors.engine import loading
+from actors.engine.config import EngineConfig
+from actors.random_model import FAMILIES as RANDOM_FAMILIES
+from actors.random_model import RandomModel, config_of, write_random_model
+from app.known_shapes import KNOWN_CONFIGS
+from app.sizing import (
+    CUDA_CONTEXT_BYTES,
+    DEFAULT_CPU_KV_BYTES,
+    FAMILIES,
+    GIB,
+    GPU_WORKSPACE_BYTES,
+    SizingError,
+    chosen_dtype,
+    room_for_kv,
+    shape_of,
+)
+
+LLAMA_2_13B = shape_of(KNOWN_CONFIGS["meta-llama/Llama-2-13b-hf"])
+
+
+def test_llama_2_13b_by_hand() -> None:
+    # A layer: q, k, v, o of 5120 x 5120; gate, up, down of 5120 x 13824; two norms.
+    assert LLAMA_2_13B.layer_parameters == 4 * 5120 * 5120 + 3 * 5120 * 13824 + 2 * 5120
+    # Two matrices of 32000 x 5120 and a norm.
+    assert LLAMA_2_13B.outer_parameters == 2 * 32000 * 5120 + 5120
+    assert LLAMA_2_13B.parameters == 13_015_864_320
+    assert LLAMA_2_13B.kv_bytes_per_token("float16") == 819_200  # 2 x 40 layers x 40 heads x 128 x 2 bytes
+    assert LLAMA_2_13B.kv_bytes_per_token("float32") == 2 * 819_200
+
+
+def test_llama_2_13b_on_80_gib_by_hand() -> None:
+    room = room_for_kv(
+        LLAMA_2_13B,
+        dtype="float16",
+        block_tokens=256,
+        slab_pages=4,
+        on_gpu=True,
+        device_bytes=80 * GIB,
+        utilization=0.9,
+    )
+    # 0.9 x 80 GiB - 26,031,728,640 - 2.5 GiB = 48,593,057,... bytes; a row of slabs is 4 x 256 x 819,200 = 838,860,800.
+    left = int(0.9 * 80 * GIB) - 26_031_728_640 - (5 * GIB) // 2
+    assert room.weight_bytes == 26_031_728_640
+    assert room.blocks == 4 * (left // 838_860_800) == 228
+    assert room.kv_tokens == 228 * 256 == 58_368
+    assert room.longest_context_tokens == 4096
+    assert room.longest_requests == 228 // 16 == 14
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN_CONFIGS))
+def test_known_models_have_as_many_parameters_as_transformers_builds(name: str) -> None:
+    config = AutoConfig.for_model(**KNOWN_CONFIGS[name])
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert shape_of(KNOWN_CONFIGS[name]).parameters == model.num_parameters()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    family=st.sampled_from(FAMILIES),
+    layers=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    tied=st.booleans(),
+    bias=st.booleans(),
+    narrow=st.booleans(),
+)
+def test_parameters_are_counted_as_transformers_builds_them(
+    family: str, layers: int, kv_heads: int, group: int, tied: bool, bias: bool, narrow: bool
+) -> None:
+    heads = kv_heads * group
+    keys: dict[str, Any] = {
+        "model_type": family,
+        "hidden_size": heads * 16,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": 32,
+        "vocab_size": 50,
+        "tie_word_embeddings": tied,
+    }
+    if family == "opt":
+        keys |= {"ffn_dim": 40, "enable_bias": bias, "word_embed_proj_dim": heads * 8 if narrow else heads * 16}
+        keys |= {"do_layer_norm_before": not narrow}
+    else:
+        keys |= {"intermediate_size": 40, "num_key_value_heads": kv_heads, "head_dim": 8 if narrow else 16}
+        if family == "llama":
+            keys |= {"attention_bias": bias, "mlp_bias": bias}
+        if family == "qwen3":
+            keys |= {"attention_bias": bias}
+    if family == "qwen2":
+        del keys["head_dim"]  # it has none of its own
+    config = AutoConfig.for_model(**keys)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_of(config.to_dict())
+    assert shape.parameters == model.num_parameters()
+    assert shape.layer_parameters * layers + shape.outer_parameters == shape.parameters
+
+
+@pytest.mark.parametrize("family", RANDOM_FAMILIES)
+def test_the_engine_makes_as_many_blocks(family: str, tmp_path: Path) -> None:
+    random = RandomModel(family, 2, 4, 4 if family == "opt" else 2)
+    write_random_model(random, tmp_path)
+    kv_bytes, slab_pages, block_tokens = 3_000_000, 4, 16
+    config = EngineConfig(
+        device="cpu", dtype="float32", block_tokens=block_tokens, slab_pages=slab_pages, kv_cache_bytes=kv_bytes
+    )
+    room = room_for_kv(
+        shape_of(config_of(random)),
+        dtype="float32",
+        block_tokens=block_tokens,
+        slab_pages=slab_pages,
+        on_gpu=False,
+        device_bytes=None,
+        utilization=1,
+        kv_cache_bytes=kv_bytes,
+    )
+    assert room.blocks == loading.load_model(tmp_path, config).lanes.num_blocks
+
+
+def test_what_the_engine_keeps_free_is_what_is_reckoned() -> None:
+    assert loading._GPU_WORKSPACE_BYTES == GPU_WORKSPACE_BYTES
+    assert loading._DEFAULT_CPU_KV_BYTES == DEFAULT_CPU_KV_BYTES
+
+
+def _room(**changes: Any) -> Any:
+    keys: dict[str, Any] = {
+        "dtype": "float16",
+        "block_tokens": 256,
+        "slab_pages": 4,
+        "on_gpu": True,
+        "utilization": 0.9,
+    }
+    return room_for_kv(LLAMA_2_13B, **({**keys, "device_bytes": 80 * GIB} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"device_bytes": 24 * GIB}, "the weights take 24.24 GiB in float16"),
+        ({"dtype": "float32", "device_bytes": 48 * GIB}, "the weights take 48.49 GiB in float32"),
+        ({"kv_cache_bytes": 60 * GIB}, "60.00 GiB for KV are asked for"),
+        ({"kv_cache_blocks": 1000}, "for KV are asked for"),
+        ({"kv_cache_bytes": 1000}, "lower slab_pages"),
+        ({"max_context_tokens": 8192}, "the model was made for 4096 tokens"),
+        ({"kv_cache_blocks": 8, "max_context_tokens": 4096}, "the KV cache holds 2048 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_numbers(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(SizingError, match=part):
+        _room(**changes)
+
+
+@given(
+    memory_gib=st.integers(30, 200),
+    utilization=st.floats(0.9, 1.0),
+    block_tokens=st.sampled_from([16, 256]),
+    slab_pages=st.integers(1, 16),
+)
+def test_what_fits_never_takes_more_than_there_is(
+    memory_gib: int, utilization: float, block_tokens: int, slab_pages: int
+) -> None:
+    limit = memory_gib * GIB * utilization
+    taken = CUDA_CONTEXT_BYTES + GPU_WORKSPACE_BYTES
+    changes = {"block_tokens": block_tokens, "slab_pages": slab_pages, "utilization": utilization}
+    try:
+        room = _room(device_bytes=memory_gib * GIB, **changes)
+    except SizingError:
+        left = limit - taken - LLAMA_2_13B.parameters * 2
+        assert left < slab_pages * block_tokens * 819_200 + 1
+        return
+    assert room.weight_bytes + room.kv_bytes + taken <= limit
+    assert room.kv_tokens * 819_200 == room.kv_bytes
+    assert room.longest_context_tokens <= room.kv_tokens
+
+
+def test_what_cannot_be_sized_is_refused() -> None:
+    with pytest.raises(SizingError, match="'bert'"):
+        shape_of({"model_type": "bert"})
+    with pytest.raises(SizingError, match="'intermediate_size'"):
+        shape_of(
+            {
+                key: value
+                for key, value in KNOWN_CONFIGS["meta-llama/Llama-2-7b-hf"].items()
+                if key != "intermediate_size"
+            }
+        )
+
+
+@pytest.mark.parametrize("asked", ["auto", "float32"])
+@pytest.mark.parametrize("checkpoint", ["float32", "bfloat16", "float16", "float64"])
+def test_auto_dtype_is_the_engines(asked: str, checkpoint: str, tmp_path: Path) -> None:
+    write_random_model(RandomModel("llama", 1, 1, 1), tmp_path)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"float32"', f'"{checkpoint}"'))
+    spec = loading.read_model_spec(tmp_path)
+    assert spec.checkpoint_dtype == checkpoint
+    for device in ("cpu", "cuda"):
+        expected = loading.choose_dtype(asked, spec, torch.device(device))
+        assert chosen_dtype(asked, checkpoint, on_gpu=device == "cuda") == expected
