@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from load_tests.workloads import WORKLOADS, Workload, draw_requests
+
+SHAPES = {  # requests, prompt tokens, output tokens
+    "prefill-heavy": (40, 1024, 16),
+    "decode-heavy": (64, 64, 128),
+    "balanced": (48, 256, 64),
+    "shared-prefix": (60, 800, 32),
+}
+
+
+def common_prefix_length(left: Sequence[int | str], right: Sequence[int | str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_named_workloads_have_exactly_their_lengths(name: str) -> None:
+    requests = draw_requests(WORKLOADS[name], seed=3)
+    count, prompt_tokens, output_tokens = SHAPES[name]
+    assert len(requests) == count
+    for request in requests:
+        assert len(request.prompt) == request.prompt_tokens == prompt_tokens
+        assert request.output_tokens == output_tokens
+
+
+def test_no_other_workload_is_named() -> None:
+    assert set(WORKLOADS) == set(SHAPES)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seeds=st.sets(st.integers(0, 2**40), min_size=2, max_size=3), name=st.sampled_from(sorted(SHAPES)))
+def test_runs_of_different_seeds_share_no_prefix(seeds: set[int], name: str) -> None:
+    workload = WORKLOADS[name].scaled(0.1)
+    runs = [[request.prompt for request in draw_requests(workload, seed)] for seed in sorted(seeds)]
+    for run in runs:
+        for other in runs:
+            if run is not other:
+                assert max(common_prefix_length(a, b) for a in run for b in other) < 4
+
+
+def test_warm_up_shares_no_prefix_with_the_runs() -> None:
+    workload = WORKLOADS["balanced"]
+    warm = draw_requests(workload, "warm-up/1")
+    run = draw_requests(workload, 1)
+    assert max(common_prefix_length(a.prompt, b.prompt) for a in warm for b in run) < 4
+
+
+def test_shared_prefix_uses_six_prefixes_equally_and_mixed() -> None:
+    prompts = [request.prompt for request in draw_requests(WORKLOADS["shared-prefix"], seed=7)]
+    prefixes = [prompt[:768] for prompt in prompts]
+    assert sorted(Counter(prefixes).values()) == [10] * 6
+    assert len({prompt[768:] for prompt in prompts}) == 60
+    in_blocks = [prefix for first in dict.fromkeys(prefixes) for prefix in prefixes if prefix == first]
+    assert prefixes != in_blocks
+
+
+def test_unshared_prompts_of_one_run_share_no_prefix() -> None:
+    prompts = [request.prompt for request in draw_requests(WORKLOADS["prefill-heavy"], seed=1)]
+    longest = max(common_prefix_length(a, b) for i, a in enumerate(prompts) for b in prompts[:i])
+    assert longest < 4
+
+
+def test_ids_stay_in_their_range() -> None:
+    requests = draw_requests(WORKLOADS["balanced"], seed=1, token_ids=range(10, 14))
+    assert {token for request in requests for token in request.prompt} == {10, 11, 12, 13}
+
+
+def test_the_same_seed_gives_the_same_prompts_in_another_process() -> None:
+    code = (
+        "from load_tests.workloads import *\n"
+        "print([r.prompt for r in draw_requests(WORKLOADS['shared-prefix'].scaled(0.2), 5)])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "77"}
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    here = [request.prompt for request in draw_requests(WORKLOADS["shared-prefix"].scaled(0.2), 5)]
+    assert printed.stdout.strip() == str(here)
+
+
+def test_text_prompts_are_that_many_words_and_share_whole_prefixes() -> None:
+    workload = Workload("w", requests=4, unique_tokens=3, output_tokens=1, prefixes=2, prefix_tokens=5)
+    requests = draw_requests(workload, 1, kind="text")
+    words = [request.prompt.split() for request in requests if isinstance(request.prompt, str)]
+    assert [len(prompt) for prompt in words] == [8] * 4
+    assert sorted(Counter(tuple(prompt[:5]) for prompt in words).values()) == [2, 2]
+
+
+@pytest.mark.parametrize(("factor", "requests"), [(0.5, 32), (0.001, 1), (2, 128)])
+def test_scaling_changes_only_the_number_of_requests(factor: float, requests: int) -> None:
+    workload = WORKLOADS["decode-heavy"]
+    scaled = workload.scaled(factor)
+    assert scaled.requests == requests
+    assert (scaled.prompt_tokens, scaled.output_tokens) == (workload.prompt_tokens, workload.output_tokens)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"requests": 0},
+        {"unique_tokens": 0},
+        {"output_tokens": -1},
+        {"prefixes": 2},
+        {"prefix_tokens": 10},
+        {"prefixes": -1, "prefix_tokens": 10},
+    ],
+)
+def test_impossible_shapes_are_refused(shape: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="workload 'w'"):
+        Workload("w", **{"requests": 1, "unique_tokens": 1, "output_tokens": 1, **shape})
+
+
+def test_scale_and_ids_are_checked() -> None:
+    with pytest.raises(ValueError, match="scale is 0"):
+        WORKLOADS["balanced"].scaled(0)
+    with pytest.raises(ValueError, match="fewer than 2"):
+        draw_requests(WORKLOADS["balanced"], 1, token_ids=range(5, 6))
