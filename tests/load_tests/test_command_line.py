@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from load_tests.command_line import add_load_options, load_options_from, read_times, seed_from, workloads_from
+from load_tests.metrics import ServiceLevel
+from load_tests.workloads import WORKLOADS, Workload
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_load_options(parser)
+    return parser.parse_args(arguments)
+
+
+def test_all_named_workloads_by_default_in_closed_loop() -> None:
+    arguments = parse()
+    assert workloads_from(arguments) == list(WORKLOADS.values())
+    plan = load_options_from(arguments).plan(3, seed=1)
+    assert plan.max_in_flight == 16
+    assert len(plan.due_s) == 3
+
+
+def test_chosen_workloads_are_scaled_and_never_run_twice() -> None:
+    chosen = workloads_from(parse("-w", "balanced", "decode-heavy", "balanced", "--scale", "0.25"))
+    assert [(workload.name, workload.requests) for workload in chosen] == [("balanced", 12), ("decode-heavy", 16)]
+
+
+def test_a_custom_workload_has_the_flags_shape() -> None:
+    (workload,) = workloads_from(
+        parse(
+            *("-w", "custom", "--requests", "10", "--prompt-tokens", "100"),
+            *("--output-tokens", "7", "--prefixes", "2", "--prefix-tokens", "60"),
+        )
+    )
+    assert workload == Workload("custom", requests=10, unique_tokens=40, output_tokens=7, prefixes=2, prefix_tokens=60)
+    assert workload.prompt_tokens == 100
+
+
+def test_a_prefix_longer_than_the_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="unique_tokens is 0"):
+        workloads_from(parse("-w", "custom", "--prompt-tokens", "60", "--prefixes", "2", "--prefix-tokens", "60"))
+
+
+def test_open_loops(tmp_path: Path) -> None:
+    assert load_options_from(parse("--rate", "2")).plan(5, seed=1).is_open_loop
+    times = tmp_path / "times"
+    times.write_text("0.5\n\n1\n")
+    options = load_options_from(parse("--times", str(times)))
+    assert options.plan(2, seed=1).due_s == (0.5, 1.0)
+    assert options.shaped(WORKLOADS["balanced"]).requests == 2
+    with pytest.raises(SystemExit):
+        parse("--rate", "1", "--in-flight", "4")
+
+
+def test_times_that_are_none_name_their_line(tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    times.write_text("0.5\nsoon\n")
+    with pytest.raises(ValueError, match="line 2: 'soon'"):
+        read_times(times)
+    times.write_text("\n")
+    with pytest.raises(ValueError, match="holds no arrival times"):
+        read_times(times)
+
+
+def test_the_api_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sesame")
+    options = load_options_from(parse("--api-key-env", "MY_KEY"))
+    assert options.api_key == "sesame"
+    assert "sesame" not in repr(options)
+
+
+def test_limits_come_in_pairs() -> None:
+    assert load_options_from(parse("--slo-ttft-s", "1", "--slo-tpot-s", "0.1")).level == ServiceLevel(1.0, 0.1)
+    with pytest.raises(ValueError, match="--slo-tpot-s"):
+        load_options_from(parse("--slo-ttft-s", "1"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--api", "chat"), "--prompt text"),
+        (("--extra", "[1]"), "JSON object"),
+        (("--in-flight", "0"), "--in-flight is 0"),
+        (("--warm-up", "-1"), "--warm-up is -1"),
+        (("--rate", "0"), "--rate is 0"),
+    ],
+)
+def test_bad_options_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_options_from(parse(*arguments))
+
+
+def test_a_seed_that_is_not_given_is_a_fresh_one() -> None:
+    assert seed_from(parse("--seed", "5")) == 5
+    assert len({seed_from(parse()) for _ in range(5)}) > 1
