@@ -1,0 +1,136 @@
+"""API keys: who a request comes from, and the cache salt that keeps one key's KV blocks from another's.
+
+The server knows keys by their SHA-256 only, from a file of lines `name sha256-hex`. Keys are long random strings (this
+module makes them), so a plain hash is enough; a password would need a slow one.
+
+    python -m app.api_keys new alice
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HASH = re.compile(r"[0-9a-fA-F]{64}")
+_KEY_PREFIX = "eq-"
+_SALT_DOMAIN = b"equipoise/cache-salt/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request comes from. `salt` (32 bytes) is secret: whoever knows it can tell what the key's cache holds."""
+
+    name: str
+    salt: bytes
+
+
+PUBLIC = Principal("public", hashlib.sha256(_SALT_DOMAIN + b"/public").digest())
+"""Everybody, when no keys are configured: all share one cache."""
+
+
+class ApiKeysError(ValueError):
+    """A key file that can't be used; says the line and what is wrong with it."""
+
+
+class ApiKeys:
+    """The keys that are let in. `hashes` maps a name to the SHA-256 of its key."""
+
+    def __init__(self, hashes: dict[str, bytes]) -> None:
+        self._entries = tuple(
+            (digest, Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"))) for name, digest in hashes.items()
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> ApiKeys:
+        """Reads a key file: UTF-8, one `name sha256-hex` a line; blank lines and lines that begin with # are skipped.
+
+        Raises ApiKeysError for a bad line, a name or a key given twice, and a file without any key (which would lock
+        everybody out, and is rather a mistake); OSError when the file can't be read.
+        """
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            raise ApiKeysError(f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from None
+        hashes: dict[str, bytes] = {}
+        for number, line in enumerate(lines, start=1):
+            fields = line.split()
+            if not fields or fields[0].startswith("#"):
+                continue
+            if len(fields) != 2 or not _NAME.fullmatch(fields[0]) or not _HASH.fullmatch(fields[1]):
+                raise ApiKeysError(
+                    f"{path}, line {number}: it must be a name (letters, digits, '.', '_', '-'; at most 64), a space "
+                    "and the SHA-256 of the key in 64 hex digits. `python -m app.api_keys new NAME` prints such a line."
+                )
+            name, digest = fields[0], bytes.fromhex(fields[1])
+            if name in hashes:
+                raise ApiKeysError(f"{path}, line {number}: the name '{name}' is given twice. Choose another name.")
+            if digest in hashes.values():
+                raise ApiKeysError(f"{path}, line {number}: the key of '{name}' is given twice. Make a new one for it.")
+            hashes[name] = digest
+        if not hashes:
+            raise ApiKeysError(f"{path} has no keys. Add a line with `python -m app.api_keys new NAME`.")
+        return cls(hashes)
+
+    def authenticate(self, header: str | None) -> Principal | None:
+        """Whose key an `Authorization` header ("Bearer KEY") carries; None when it is nobody's.
+
+        Takes the same time for every key: all entries are compared, each in constant time.
+        """
+        scheme, _, key = (header or "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).digest()
+        found: Principal | None = None
+        for entry_digest, principal in self._entries:
+            if hmac.compare_digest(digest, entry_digest):
+                found = principal
+        return found if scheme.lower() == "bearer" else None
+
+
+def derive_salt(salt: bytes, cache_salt: str | None) -> bytes:
+    """The salt of a request's KV blocks (32 bytes): the key's `salt`, narrowed by the client's `cache_salt`, if any.
+
+    Two different pairs never give the same salt: the fields are length-prefixed before they are hashed, so a client can
+    part its own cache further, but never reach into another key's.
+    """
+    fields = [salt] if cache_salt is None else [salt, cache_salt.encode("utf-8", "surrogatepass")]
+    digest = hashlib.sha256(_SALT_DOMAIN + b"/narrowed")
+    for field in fields:
+        digest.update(len(field).to_bytes(8, "big") + field)
+    return digest.digest()
+
+
+def new_key(name: str) -> tuple[str, str]:
+    """(a fresh key of 256 random bits, its line for the key file). Raises ApiKeysError for a name that can't be one."""
+    if not _NAME.fullmatch(name):
+        raise ApiKeysError(f"{name[:80]!r} is no name for a key: use 1 to 64 letters, digits, '.', '_' and '-'.")
+    key = _KEY_PREFIX + secrets.token_urlsafe(32)
+    return key, f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m app.api_keys",
+        description="Make API keys. The server keeps a file with their names and hashes; the keys go to the clients.",
+        epilog="example:\n  python -m app.api_keys new alice\n\n"
+        "Give the first line that it prints to alice, and append the second to the server's key file.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    new = commands.add_parser("new", help="print a fresh key, once, and its line for the key file")
+    new.add_argument("name", metavar="NAME", help="who the key is for: letters, digits, '.', '_' and '-'")
+    given = parser.parse_args(arguments)
+    try:
+        key, line = new_key(given.name)
+    except ApiKeysError as error:
+        parser.error(str(error))
+    print(f"key:  {key}\nline: {line}")
+
+
+if __name__ == "__main__":
+    main()
