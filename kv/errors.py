@@ -1,0 +1,24 @@
+"""Errors of the KV store. A reader turns each of them into a miss, never into wrong tokens."""
+
+from __future__ import annotations
+
+
+class KvError(Exception):
+    """Base of the errors that this package raises on purpose."""
+
+
+class PartError(KvError):
+    """A part that must not be used: missing, damaged, cut short, foreign or written by another format version.
+
+    `reason` is one short word for a metric label: type, truncated, magic, version, header, checksum, size, dtype,
+    layout, fingerprint, range, keys or tokens; gone or lanes when parts of a block are missing altogether. `detail` is
+    for people.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"KV part refused ({self.reason}): {self.detail}"
