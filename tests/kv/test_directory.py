@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import pytest
+
+from kv.directory import Directory
+from kv.extents import ExtentInfo, StoredPart
+from kv.part_range import PartRange
+
+
+def chain(text: str) -> list[bytes]:
+    """One key per letter; a key stands for the whole prefix, as real ones do."""
+    return [text[: end + 1].encode() for end in range(len(text))]
+
+
+def extent(extent_id: str, text: str, first: int, *, store: str = "s", num_bytes: int = 10) -> ExtentInfo:
+    """Blocks `first`.. of the chain `text`."""
+    keys = tuple(chain(text)[first:])
+    return ExtentInfo(
+        extent_id, store, keys, (StoredPart(f"{extent_id}/0", PartRange(first, len(keys), 0, 1, 0, 1)),), num_bytes
+    )
+
+
+def put(directory: Directory, text: str, *extents: ExtentInfo, now_s: float = 0.0) -> None:
+    ticket = directory.begin_put(chain(text), now_s, ttl_s=10.0)
+    assert ticket.put_id is not None
+    assert directory.commit_put(ticket.put_id, extents, now_s)
+
+
+def test_blocks_are_visible_only_after_their_commit() -> None:
+    directory = Directory()
+    ticket = directory.begin_put(chain("abc"), 0.0, 10.0)
+    assert ticket.missing == ((0, 3),)
+    assert directory.match_blocks(chain("abc")) == 0
+    assert ticket.put_id is not None
+    assert directory.commit_put(ticket.put_id, [extent("1", "abc", 0)], 1.0)
+    assert directory.match_blocks(chain("abc")) == 3
+    assert directory.match_blocks(chain("abx")) == 2
+    assert directory.match_blocks(chain("x")) == 0
+
+
+def test_two_puts_of_the_same_blocks_do_not_overlap() -> None:
+    directory = Directory()
+    first = directory.begin_put(chain("ab"), 0.0, 10.0)
+    second = directory.begin_put(chain("abc"), 0.0, 10.0)
+    assert (second.missing, second.num_pending_blocks) == (((2, 3),), 2)
+    third = directory.begin_put(chain("ab"), 0.0, 10.0)
+    assert (third.put_id, third.missing, third.num_pending_blocks) == (None, (), 2)
+    assert directory.has_pending(chain("ab"))
+    assert first.put_id is not None
+    directory.abort_put(first.put_id)
+    assert not directory.has_pending(chain("ab"))
+    assert directory.begin_put(chain("ab"), 0.0, 10.0).missing == ((0, 2),)
+
+
+def test_holes_are_missing_ranges() -> None:
+    directory = Directory()
+    put(directory, "abcdef", extent("1", "abcdef", 4))
+    put(directory, "ab", ExtentInfo("2", "s", (b"ab",), (), 10))
+    ticket = directory.begin_put(chain("abcdefg"), 0.0, 10.0)
+    assert ticket.missing == ((0, 1), (2, 4), (6, 7))
+
+
+def test_a_put_that_expired_is_refused_and_its_blocks_are_free_again() -> None:
+    directory = Directory()
+    ticket = directory.begin_put(chain("a"), 0.0, 10.0)
+    assert ticket.put_id is not None
+    assert not directory.commit_put(ticket.put_id, [extent("1", "a", 0)], 10.0)
+    assert directory.match_blocks(chain("a")) == 0
+    assert directory.begin_put(chain("a"), 10.0, 10.0).missing == ((0, 1),)
+
+
+@pytest.mark.parametrize(
+    "extents",
+    [
+        [extent("9", "xy", 0)],
+        [extent("9", "abc", 0)],
+        [extent("9", "ab", 0), extent("8", "ab", 1)],
+        [extent("1", "ab", 1)],
+    ],
+    ids=["other chain", "more than announced", "a block twice", "an id in use"],
+)
+def test_a_commit_that_does_not_fit_its_put_is_refused(extents: list[ExtentInfo]) -> None:
+    directory = Directory()
+    put(directory, "z", extent("1", "z", 0))
+    ticket = directory.begin_put(chain("ab"), 0.0, 10.0)
+    assert ticket.put_id is not None
+    assert not directory.commit_put(ticket.put_id, extents, 0.0)
+    assert directory.counters.puts_refused == 1
+    assert directory.num_blocks == 1
+    assert directory.num_puts == 0
+    assert not directory.has_pending(chain("ab"))
+
+
+def test_lookup_gives_joined_slices_of_a_forking_chain() -> None:
+    directory = Directory()
+    put(directory, "abcd", extent("1", "abcd", 0))
+    put(directory, "abxy", extent("2", "abxy", 2, store="t"))
+    found = directory.lookup(chain("abxyz"), 0.0, 5.0)
+    assert found.num_blocks == 4
+    assert [(s.extent_id, s.store_id, s.first, s.count) for s in found.slices] == [("1", "s", 0, 2), ("2", "t", 0, 2)]
+    assert found.slices[1].parts[0].range.first_block == 2
+
+
+def test_skipped_blocks_are_not_returned_and_need_not_be_there() -> None:
+    directory = Directory()
+    put(directory, "abcdef", extent("1", "abcd", 1), extent("2", "abcdef", 4))
+    assert directory.match_blocks(chain("abcdef")) == 0
+    found = directory.lookup(chain("abcdef"), 0.0, 5.0, skip_blocks=2)
+    assert [(s.extent_id, s.first, s.count) for s in found.slices] == [("1", 1, 2), ("2", 0, 2)]
+    assert found.num_blocks == 6
+    nothing = directory.lookup(chain("abcdefg"), 0.0, 5.0, skip_blocks=6)
+    assert (nothing.lease_id, nothing.slices, nothing.num_blocks) == (None, (), 6)
+    with pytest.raises(ValueError, match="skip_blocks=2 is not allowed: give 0 to 1"):
+        directory.lookup(chain("a"), 0.0, 5.0, skip_blocks=2)
+
+
+def test_a_leased_extent_survives_pressure_until_its_lease_ends() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    put(directory, "b", extent("2", "b", 0))
+    lease = directory.lookup(chain("a"), 0.0, 5.0).lease_id
+    assert lease is not None
+    assert directory.evict("s", 20, 1.0) == []
+    assert directory.counters.evictions_refused == 1
+    assert directory.renew([lease, 99], 4.0, 5.0) == [lease]
+    assert directory.evict("s", 10, 8.0) == ["2"]
+    assert directory.evict("s", 10, 8.0) == []
+    assert directory.evict("s", 10, 9.0) == ["1"]
+    assert directory.renew([lease], 9.0, 5.0) == []
+    directory.release(lease)
+    assert directory.bytes_by_store() == {}
+
+
+def test_a_lease_that_ended_is_lost_even_before_it_was_swept() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    leases = [directory.lookup(chain("a"), 0.0, 5.0).lease_id for _ in range(600)]
+    last = leases[-1]
+    assert last is not None
+    directory.sweep(5.0)
+    assert directory.renew([last], 5.0, 60.0) == []
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    directory = Directory()
+    for name in "abc":
+        put(directory, name, extent(name, name, 0))
+    lease = directory.lookup(chain("a"), 1.0, 5.0).lease_id
+    assert lease is not None
+    directory.release(lease)
+    assert directory.evict("s", 11, 2.0) == ["b", "c"]
+
+
+def test_deeper_extents_go_before_those_they_hang_on() -> None:
+    directory = Directory()
+    put(directory, "ab", extent("root", "ab", 0))
+    put(directory, "abcdef", extent("middle", "abcd", 2), extent("leaf", "abcdef", 4))
+    assert directory.evict("s", 1, 0.0) == ["leaf"]
+    assert directory.evict("s", 20, 0.0) == ["middle", "root"]
+
+
+def test_a_put_holds_the_prefix_that_it_extends() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    ticket = directory.begin_put(chain("ab"), 0.0, 10.0)
+    assert directory.evict("s", 10, 0.0) == []
+    assert ticket.put_id is not None
+    directory.abort_put(ticket.put_id)
+    assert directory.evict("s", 10, 0.0) == ["1"]
+
+
+def test_a_broken_extent_is_a_miss_even_while_leased() -> None:
+    directory = Directory()
+    put(directory, "abc", extent("1", "ab", 0), extent("2", "abc", 2))
+    lease = directory.lookup(chain("abc"), 0.0, 5.0).lease_id
+    assert lease is not None
+    directory.drop_extent("2")
+    directory.drop_extent("2")
+    assert directory.match_blocks(chain("abc")) == 2
+    assert directory.counters.extents_broken == 1
+    directory.release(lease)
+    assert directory.begin_put(chain("abc"), 0.0, 5.0).missing == ((2, 3),)
+
+
+def test_a_lost_store_takes_its_extents_along() -> None:
+    directory = Directory()
+    put(directory, "ab", extent("1", "a", 0, store="s"), extent("2", "ab", 1, store="t"))
+    directory.drop_store("t")
+    directory.drop_store("t")
+    assert directory.match_blocks(chain("ab")) == 1
+    assert directory.bytes_by_store() == {"s": 10}
+    assert directory.extents_of("t") == []
+    assert directory.counters.extents_lost == 1
+
+
+def test_puts_and_leases_are_not_taken_for_each_other() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    ticket = directory.begin_put(chain("ab"), 0.0, 10.0)
+    lease = directory.lookup(chain("a"), 0.0, 10.0).lease_id
+    assert ticket.put_id is not None
+    assert lease is not None
+    directory.release(ticket.put_id)
+    directory.abort_put(lease)
+    assert directory.renew([ticket.put_id], 0.0, 99.0) == []
+    assert not directory.commit_put(lease, [], 0.0)
+    assert (directory.num_puts, directory.num_leases) == (1, 1)
+
+
+def test_leases_that_expire_together_end_bit_by_bit() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    for _ in range(1000):
+        directory.lookup(chain("a"), 0.0, 5.0)
+    directory.sweep(5.0)
+    assert 0 < directory.num_leases < 1000
+    # Room is made all the same: what has expired holds nothing.
+    assert directory.evict("s", 10, 5.0) == ["1"]
+    assert directory.num_leases == 0
+    assert directory.counters.leases_expired == 1000
+    assert not directory.sweep(5.0)
+
+
+def test_released_leases_do_not_hide_expired_ones_from_an_eviction() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    for _ in range(600):
+        lease = directory.lookup(chain("a"), 0.0, 5.0).lease_id
+        assert lease is not None
+        directory.release(lease)
+    directory.lookup(chain("a"), 0.0, 5.5)
+    assert directory.evict("s", 10, 6.0) == ["1"]
+
+
+def test_counters() -> None:
+    directory = Directory(first_id=500)
+    put(directory, "ab", extent("1", "ab", 0))
+    found = directory.lookup(chain("abc"), 0.0, 5.0)
+    directory.lookup(chain("x"), 0.0, 5.0)
+    directory.lookup(chain("ab"), 0.0, 5.0, skip_blocks=1)
+    directory.match_blocks(chain("ab"))
+    counters = directory.counters
+    assert found.lease_id is not None
+    assert found.lease_id >= 500
+    assert (counters.queries, counters.queried_blocks, counters.hit_blocks) == (3, 3 + 1 + 1, 2 + 0 + 1)
+    assert (counters.leases_granted, counters.puts_committed) == (2, 1)

@@ -1,0 +1,237 @@
+"""The directory against a model that keeps everything in plain dicts and searches them by brute force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kv.directory import Directory
+from kv.extents import ExtentInfo, StoredPart
+from kv.part_range import PartRange
+
+STORES = ["s", "t"]
+# A chain is a path in a binary tree, so that prefixes are shared and chains fork.
+chains = st.lists(st.sampled_from("01"), min_size=1, max_size=6).map(
+    lambda path: ["".join(path[: end + 1]).encode() for end in range(len(path))]
+)
+durations = st.sampled_from([1.0, 3.0, 10.0])
+
+
+@dataclass
+class ModelExtent:
+    info: ExtentInfo
+    first_block: int
+    stamp: int
+
+
+@dataclass
+class ModelHold:
+    expires_s: float
+    extent_ids: set[str]
+
+
+@dataclass
+class ModelPut(ModelHold):
+    chain: list[bytes]
+    missing: list[bytes]
+
+
+class DirectoryMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Directory()
+        self.now_s = 0.0
+        self.clock = 0
+        self.extents: dict[str, ModelExtent] = {}
+        self.leases: dict[int, ModelHold] = {}
+        self.puts: dict[int, ModelPut] = {}
+        self.seen_ids = [0]
+        self.names = 0
+
+    # The model
+
+    def owner(self, key: bytes) -> ModelExtent | None:
+        return next((extent for extent in self.extents.values() if key in extent.info.keys), None)
+
+    def pending(self) -> set[bytes]:
+        return {key for put in self.puts.values() for key in put.missing}
+
+    def held(self) -> set[str]:
+        return {e for hold in [*self.leases.values(), *self.puts.values()] for e in hold.extent_ids}
+
+    def touch(self, chain: list[bytes]) -> None:
+        self.clock += 1
+        for key in chain:
+            extent = self.owner(key)
+            if extent is not None:
+                extent.stamp = self.clock
+
+    def visible_end(self, chain: list[bytes], start: int) -> int:
+        return next((i for i in range(start, len(chain)) if self.owner(chain[i]) is None), len(chain))
+
+    def by_age(self, store_id: str) -> list[ModelExtent]:
+        mine = [extent for extent in self.extents.values() if extent.info.store_id == store_id]
+        return sorted(mine, key=lambda extent: (extent.stamp, -extent.first_block))
+
+    # What happens
+
+    @rule(seconds=durations)
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.directory.sweep(self.now_s)
+        self.leases = {i: hold for i, hold in self.leases.items() if hold.expires_s > self.now_s}
+        self.puts = {i: hold for i, hold in self.puts.items() if hold.expires_s > self.now_s}
+
+    @rule(chain=chains, ttl_s=durations)
+    def begin_put(self, chain: list[bytes], ttl_s: float) -> None:
+        ticket = self.directory.begin_put(chain, self.now_s, ttl_s)
+        pending = self.pending()
+        missing = [i for i, key in enumerate(chain) if self.owner(key) is None and key not in pending]
+        assert [i for start, stop in ticket.missing for i in range(start, stop)] == missing
+        assert all(a[1] < b[0] for a, b in zip(ticket.missing, ticket.missing[1:], strict=False))
+        assert ticket.num_pending_blocks == len(pending.intersection(chain))
+        self.touch(chain)
+        assert (ticket.put_id is None) == (not missing)
+        if ticket.put_id is not None:
+            owners = {extent.info.extent_id for key in chain if (extent := self.owner(key))}
+            self.puts[ticket.put_id] = ModelPut(self.now_s + ttl_s, owners, chain, [chain[i] for i in missing])
+            self.seen_ids.append(ticket.put_id)
+
+    @precondition(lambda self: self.puts)
+    @rule(data=st.data(), store_id=st.sampled_from(STORES))
+    def commit_put(self, data: st.DataObject, store_id: str) -> None:
+        put_id = data.draw(st.sampled_from(sorted(self.puts)))
+        put = self.puts.pop(put_id)
+        infos = []
+        current: list[bytes] = []
+        for index, key in enumerate(put.missing):
+            fate = data.draw(st.sampled_from(["join", "cut", "leave out"]))
+            joins_up = current and put.chain.index(key) == put.chain.index(current[-1]) + 1
+            if current and (fate != "join" or not joins_up):
+                infos.append(self.new_extent(store_id, put.chain, current))
+                current = []
+            if fate != "leave out":
+                current.append(key)
+            if index == len(put.missing) - 1 and current:
+                infos.append(self.new_extent(store_id, put.chain, current))
+        assert self.directory.commit_put(put_id, infos, self.now_s)
+        for info in infos:
+            self.extents[info.extent_id] = ModelExtent(info, put.chain.index(info.keys[0]), 0)
+        self.touch(put.chain)
+
+    def new_extent(self, store_id: str, chain: list[bytes], keys: list[bytes]) -> ExtentInfo:
+        self.names += 1
+        part = StoredPart(f"p{self.names}", PartRange(chain.index(keys[0]), len(keys), 0, 1, 0, 1))
+        return ExtentInfo(f"e{self.names}", store_id, tuple(keys), (part,), 10 * len(keys))
+
+    @rule(data=st.data())
+    def abort_put(self, data: st.DataObject) -> None:
+        put_id = data.draw(st.sampled_from(self.seen_ids))
+        self.directory.abort_put(put_id)
+        self.puts.pop(put_id, None)
+
+    @rule(data=st.data())
+    def commit_without_a_put(self, data: st.DataObject) -> None:
+        put_id = data.draw(st.sampled_from(self.seen_ids))
+        if put_id not in self.puts:
+            assert not self.directory.commit_put(put_id, [], self.now_s)
+
+    @rule(chain=chains, lease_s=durations, data=st.data())
+    def lookup(self, chain: list[bytes], lease_s: float, data: st.DataObject) -> None:
+        skip = data.draw(st.integers(0, len(chain)))
+        found = self.directory.lookup(chain, self.now_s, lease_s, skip)
+        end = self.visible_end(chain, skip)
+        assert found.num_blocks == end
+        blocks = [
+            key
+            for piece in found.slices
+            for key in self.extents[piece.extent_id].info.keys[piece.first : piece.first + piece.count]
+        ]
+        assert blocks == chain[skip:end]
+        assert all(piece.parts == self.extents[piece.extent_id].info.parts for piece in found.slices)
+        self.touch(chain[:end])
+        assert (found.lease_id is None) == (not found.slices)
+        if found.lease_id is not None:
+            self.leases[found.lease_id] = ModelHold(self.now_s + lease_s, {piece.extent_id for piece in found.slices})
+            self.seen_ids.append(found.lease_id)
+
+    @rule(chain=chains)
+    def match(self, chain: list[bytes]) -> None:
+        assert self.directory.match_blocks(chain) == self.visible_end(chain, 0)
+
+    @rule(data=st.data(), lease_s=durations)
+    def renew(self, data: st.DataObject, lease_s: float) -> None:
+        lease_ids = data.draw(st.lists(st.sampled_from(self.seen_ids), max_size=3, unique=True))
+        renewed = self.directory.renew(lease_ids, self.now_s, lease_s)
+        assert renewed == [lease_id for lease_id in lease_ids if lease_id in self.leases]
+        for lease_id in set(lease_ids) & self.leases.keys():
+            self.leases[lease_id].expires_s = self.now_s + lease_s
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(self.seen_ids))
+        self.directory.release(lease_id)
+        self.leases.pop(lease_id, None)
+
+    @rule(store_id=st.sampled_from(STORES), need_bytes=st.integers(0, 80))
+    def evict(self, store_id: str, need_bytes: int) -> None:
+        held = self.held()
+        victims: list[str] = []
+        freed = 0
+        for extent in self.by_age(store_id):
+            if freed < need_bytes and extent.info.extent_id not in held:
+                victims.append(extent.info.extent_id)
+                freed += extent.info.num_bytes
+        evicted = self.directory.evict(store_id, need_bytes, self.now_s)
+        assert evicted == (victims if freed >= need_bytes else [])
+        for extent_id in evicted:
+            del self.extents[extent_id]
+
+    @rule(store_id=st.sampled_from(STORES))
+    def drop_store(self, store_id: str) -> None:
+        self.directory.drop_store(store_id)
+        self.extents = {i: extent for i, extent in self.extents.items() if extent.info.store_id != store_id}
+
+    @precondition(lambda self: self.extents)
+    @rule(data=st.data())
+    def drop_extent(self, data: st.DataObject) -> None:
+        extent_id = data.draw(st.sampled_from(sorted(self.extents)))
+        self.directory.drop_extent(extent_id)
+        del self.extents[extent_id]
+
+    # What always holds
+
+    @invariant()
+    def bytes_are_the_sum_over_extents(self) -> None:
+        sums: dict[str, int] = {}
+        for extent in self.extents.values():
+            sums[extent.info.store_id] = sums.get(extent.info.store_id, 0) + extent.info.num_bytes
+        assert self.directory.bytes_by_store() == sums
+
+    @invariant()
+    def extents_are_those_of_the_model_in_order_of_use(self) -> None:
+        for store_id in STORES:
+            assert self.directory.extents_of(store_id) == [extent.info for extent in self.by_age(store_id)]
+        assert self.directory.num_blocks == sum(len(extent.info.keys) for extent in self.extents.values())
+
+    @invariant()
+    def holds_are_those_of_the_model(self) -> None:
+        assert self.directory.num_leases == len(self.leases)
+        assert self.directory.num_puts == len(self.puts)
+        assert self.directory.has_pending([b"0", b"1"]) == bool(self.pending() & {b"0", b"1"})
+
+    def teardown(self) -> None:
+        # After everything has expired nothing is held: all of it can go.
+        self.now_s += 1000.0
+        self.directory.sweep(self.now_s)
+        assert (self.directory.num_leases, self.directory.num_puts) == (0, 0)
+        for store_id, num_bytes in self.directory.bytes_by_store().items():
+            self.directory.evict(store_id, num_bytes, self.now_s)
+        assert self.directory.num_blocks == 0
+
+
+TestDirectory = DirectoryMachine.TestCase
+TestDirectory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
