@@ -1,0 +1,182 @@
+"""The reader's half of the store: turns a lookup into verified parts, inside the worker that wants them.
+
+A reader gets the blocks it asked for or fewer of them, never other ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ray import ObjectRef
+from ray.exceptions import ActorDiedError, ObjectLostError
+
+from kv.errors import PartError
+from kv.extents import ExtentSlice, Lookup, TailReceipt
+from kv.layout import KvLayout
+from kv.part_range import covers_all_lanes
+from kv.part_refs import part_buffer
+from kv.parts import DecodedPart, PartExpectation, decode_part
+from kv.ray_failures import STORE_FAILURES, failure_label
+
+Actor: TypeAlias = Any
+"""An actor's handle. Ray's own type for it knows no remote methods."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedBlocks:
+    """Consecutive blocks of the request, as views into the object store; it keeps them as long as this lives."""
+
+    first_block: int
+    """Counted from the start of the request."""
+    num_blocks: int
+    first: int
+    """Where these blocks begin along the first axis of each part's payload."""
+    parts: tuple[DecodedPart, ...]
+    """Together they hold every layer and KV head once."""
+
+
+async def fetch_parts(
+    directory: Actor,
+    stores: Mapping[str, Actor],
+    lookup: Lookup,
+    keys: Sequence[bytes],
+    layout: KvLayout,
+    fingerprint: bytes,
+    *,
+    timeout_s: float,
+    on_miss: Callable[[str], None],
+) -> AsyncGenerator[FetchedBlocks]:
+    """Fetch what a lookup found, in block order. Ends early, before the first block that cannot be had.
+
+    A broken extent is reported, so that the next lookup does not find it. The lease is released when the iteration
+    ends: iterate to the end, or close the iterator (`contextlib.aclosing`).
+
+    Args:
+        stores: node stores by id.
+        lookup: what `DirectoryActor.lookup` returned for `keys`.
+        keys: the chain of the request; every block that is yielded carries its key.
+        timeout_s: for the whole fetch. Should be below the time of the lease.
+        on_miss: called with a metric label when the iteration ends early.
+
+    Raises:
+        ValueError: `keys` are fewer than the lookup found; without its key no block can be verified.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    first_block = lookup.num_blocks - sum(piece.count for piece in lookup.slices)
+    try:
+        if len(keys) < lookup.num_blocks:
+            raise ValueError(f"{len(keys)} keys were given for {lookup.num_blocks} blocks: give those of the lookup")
+        # All references at once: from then on the objects stay, whatever becomes of the lease.
+        answers = await _ask_stores(stores, lookup, deadline_s)
+        for piece in lookup.slices:
+            if piece.store_id not in stores:
+                on_miss("unknown_store")
+                return
+            try:
+                wanted = tuple(keys[first_block : first_block + piece.count])
+                parts = await _read(answers[piece.store_id], piece, wanted, layout, fingerprint, deadline_s)
+            except STORE_FAILURES as error:
+                on_miss(failure_label(error))
+                _report(error, piece, directory, stores[piece.store_id])
+                return
+            yield FetchedBlocks(first_block, piece.count, piece.first, parts)
+            first_block += piece.count
+    finally:
+        if lookup.lease_id is not None:
+            directory.release.remote(lookup.lease_id)
+
+
+async def fetch_tail(
+    stores: Mapping[str, Actor],
+    tail: TailReceipt,
+    num_tokens: int,
+    layout: KvLayout,
+    fingerprint: bytes,
+    *,
+    timeout_s: float,
+    on_miss: Callable[[str], None],
+) -> tuple[DecodedPart, ...] | None:
+    """Claim the tail of a request of `num_tokens` tokens. None, after `on_miss`, when it cannot be had.
+
+    A tail can be claimed once. The parts hold one block, every layer and KV head once.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        first_block = layout.full_blocks(num_tokens)
+        if any((part.first_block, part.num_blocks) != (first_block, 1) for part in tail.ranges):
+            raise PartError("range", f"the tail is not block {first_block} of the request")
+        if not covers_all_lanes(layout, tail.ranges):
+            raise PartError("lanes", "the tail does not hold every layer and KV head once")
+        buffers: list[object] = [tail.inline]
+        if tail.tail_id is not None:
+            if tail.store_id not in stores:
+                on_miss("unknown_store")
+                return None
+            refs = await asyncio.wait_for(stores[tail.store_id].claim_tail.remote(tail.tail_id), timeout_s)
+            if refs is None:
+                raise PartError("gone", f"tail {tail.tail_id} was claimed, discarded or has expired")
+            buffers = [await part_buffer(ref, deadline_s) for ref in refs]
+        tail_tokens = num_tokens % layout.block_tokens
+        return tuple(
+            decode_part(buffer, PartExpectation(layout, fingerprint, part, (), last_block_tokens=tail_tokens))
+            for part, buffer in zip(tail.ranges, buffers, strict=True)
+        )
+    except STORE_FAILURES as error:
+        on_miss(failure_label(error))
+        return None
+
+
+async def _ask_stores(
+    stores: Mapping[str, Actor], lookup: Lookup, deadline_s: float
+) -> dict[str, dict[str, ObjectRef[Any] | None] | BaseException]:
+    """References of all parts by store and part id; the error instead where a store gave none."""
+    ids: dict[str, list[str]] = {}
+    for piece in lookup.slices:
+        if piece.store_id in stores:
+            ids.setdefault(piece.store_id, []).extend(part.part_id for part in piece.parts)
+    answers = await asyncio.gather(
+        *(
+            asyncio.wait_for(stores[store_id].get_parts.remote(part_ids), deadline_s - time.monotonic())
+            for store_id, part_ids in ids.items()
+        ),
+        return_exceptions=True,
+    )
+    return {
+        store_id: answer if isinstance(answer, BaseException) else dict(zip(part_ids, answer, strict=True))
+        for (store_id, part_ids), answer in zip(ids.items(), answers, strict=True)
+    }
+
+
+async def _read(
+    answer: dict[str, ObjectRef[Any] | None] | BaseException,
+    piece: ExtentSlice,
+    keys: tuple[bytes, ...],
+    layout: KvLayout,
+    fingerprint: bytes,
+    deadline_s: float,
+) -> tuple[DecodedPart, ...]:
+    if isinstance(answer, BaseException):
+        raise answer
+    if not covers_all_lanes(layout, (part.range for part in piece.parts)):
+        raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
+    parts = []
+    for part in piece.parts:
+        ref = answer[part.part_id]
+        if ref is None:
+            raise PartError("gone", f"{part.part_id} is not in its store")
+        expect = PartExpectation(layout, fingerprint, part.range, keys, first_key=piece.first)
+        parts.append(decode_part(await part_buffer(ref, deadline_s), expect))
+    return tuple(parts)
+
+
+def _report(error: Exception, piece: ExtentSlice, directory: Actor, store: Actor) -> None:
+    # Being slow, or out of reach for a moment, is not being broken.
+    if isinstance(error, ActorDiedError):
+        directory.drop_store.remote(piece.store_id)
+    elif isinstance(error, PartError | ObjectLostError):
+        directory.drop_extent.remote(piece.extent_id)
+        store.drop.remote([piece.extent_id])

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """One local Ray cluster for the whole session; tests that use it are marked `cluster`.
+
+    Two CPUs, a 600 MiB object store, namespace `equipoise-tests`. Actors ask for `num_cpus=0`.
+    """
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Set before the start: the processes of the cluster inherit them.
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=":")
+        ray.init(
+            num_cpus=2,
+            object_store_memory=600 * 1024 * 1024,
+            include_dashboard=False,
+            namespace="equipoise-tests",
+            logging_level=logging.ERROR,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
