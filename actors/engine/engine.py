@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -29,7 +29,7 @@ from actors.engine.request import (
 )
 from actors.engine.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from actors.engine.scheduler import Chunk, Fetch, Scheduler
-from actors.engine.sequence import SequenceState
+from actors.engine.sequence import SequenceState, Status
 from kv.keys import extend_block_keys
 
 
@@ -42,6 +42,11 @@ class StepResult:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     duration_s: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing could run: all that waits, waits for blocks or for KV from outside."""
+        return self.prefill_tokens + self.decode_tokens == 0 and not self.fetches
 
 
 class Engine:
@@ -77,10 +82,6 @@ class Engine:
         """Requests not finished yet, and finished ones whose KV waits for its export."""
         return len(self._sequences) + len(self._exports)
 
-    def pending_prompt_tokens(self) -> int:
-        """Tokens queued or in progress that are still to be run before their request's next token can be sampled."""
-        return sum(s.num_uncomputed for s in self._sequences.values() if s.num_uncomputed > 1)
-
     def refusal(self, request: EngineRequest) -> str | None:
         """Why this request can never be served here, or None. The ingress checks the same limits; this is the last
         net."""
@@ -104,7 +105,7 @@ class Engine:
         reason = self.refusal(request)
         if reason is not None:
             self.counters.failed_requests += 1
-            return TokenEvent(request.request_id, None, FINISH_ERROR, error=reason)
+            return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=reason)
         extend_keys = functools.partial(
             extend_block_keys, block_tokens=self.block_tokens, fingerprint=self.loaded.fingerprint, salt=request.salt
         )
@@ -135,10 +136,13 @@ class Engine:
         self.counters.fetched_tokens += sequence.num_computed - held
         return True
 
-    def export_blocks(self, request_id: str) -> tuple[list[int], int]:
-        """Block ids and number of tokens whose KV a handed-over request left here; KeyError when it is gone."""
+    def export_content(self, request_id: str) -> tuple[list[int], list[bytes], int]:
+        """What a handed-over request left here: its block ids, the keys of its full blocks, and the number of tokens
+        whose
+        KV is in them. KeyError when it is gone. The blocks stay until `release_export`."""
         sequence = self._exports[request_id]
-        return list(sequence.block_ids), sequence.num_computed
+        full_blocks = sequence.num_computed // self.block_tokens
+        return list(sequence.block_ids), sequence.keys(self.block_tokens)[:full_blocks], sequence.num_computed
 
     def release_export(self, request_id: str) -> bool:
         """The export ended, well or not: its blocks go back (their full ones stay findable until evicted)."""
@@ -179,6 +183,22 @@ class Engine:
         self.counters.steps += 1
         self.counters.busy_s += result.duration_s
         return result
+
+    def fail_all(self, reason: str) -> list[TokenEvent]:
+        """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: they took no
+        part in it, and their blocks are in use by others."""
+        failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
+        for sequence in failed:
+            self._remove(sequence)
+        self.counters.failed_requests += len(failed)
+        return [
+            TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
+            for sequence in failed
+        ]
+
+    def sequences(self) -> Iterable[SequenceState]:
+        """All unfinished sequences; for load reports."""
+        return self._sequences.values()
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
@@ -224,14 +244,15 @@ class Engine:
         if token.error is not None:
             self.counters.failed_requests += 1
             self._remove(sequence)
-            return TokenEvent(request.request_id, None, FINISH_ERROR, error=token.error)
+            return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=token.error)
         is_first = sequence.num_output_tokens == len(request.output_token_ids)
         event = TokenEvent(
             request.request_id,
             token.token_id if limit else None,
+            owner=request.owner,
             logprobs=token.logprobs if limit else None,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and not sequence.reuses_prefix else None,
-            cached_tokens=sequence.num_cached_tokens if is_first else None,
+            cached_tokens=sequence.num_cached_tokens if is_first and not request.output_token_ids else None,
         )
         if limit:  # max_tokens is 0 where only the prompt's log-probabilities are wanted
             sequence.append(token.token_id)
@@ -240,11 +261,10 @@ class Engine:
         if finish_reason is None and not request.hand_over:
             return event
         self.counters.finished_requests += 1
-        self._remove(sequence, keep_blocks=finish_reason is None)
-        if finish_reason is not None:
-            return replace(event, finish_reason=finish_reason)
-        self._exports[request.request_id] = sequence
-        return replace(event, handed_over=True)
+        self._remove(sequence, keep_blocks=request.hand_over)
+        if request.hand_over:
+            self._exports[request.request_id] = sequence
+        return replace(event, finish_reason=finish_reason, handed_over=request.hand_over)
 
     def _finish_reason(self, sequence: SequenceState) -> str | None:
         request, sampling = sequence.request, sequence.request.sampling

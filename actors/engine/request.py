@@ -66,6 +66,8 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     output_token_ids: tuple[int, ...] = ()
+    owner: str = ""
+    """Who gets the tokens: an ingress replica's id. Loads are reported to each owner with its own part apart."""
     salt: bytes = b""
     """Cache salt: two requests share KV blocks only when their salts are equal."""
     eos_token_ids: tuple[int, ...] = ()
@@ -82,11 +84,12 @@ class TokenEvent:
     request_id: str
     token_id: int | None
     finish_reason: str | None = None
+    owner: str = ""
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Set on the first token of a request that asked for them; the first entry is None."""
     cached_tokens: int | None = None
-    """Set on the first token: prompt tokens whose KV was found and not computed."""
+    """Set on the first token of an answer: prompt tokens whose KV was found and not computed."""
     error: str | None = None
     handed_over: bool = False
     """The KV waits for its export under this request id."""

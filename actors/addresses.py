@@ -1,0 +1,46 @@
+"""How workers and the store are reached: plain actor handles, with what is known of the actor behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.messages import WorkerFacts
+from migrate.roster import Member
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """The `handle` of a roster member."""
+
+    actor: Any
+    """Handle of the `Worker` actor."""
+    facts: WorkerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """The global store as a worker on one node sees it."""
+
+    directory: Any
+    stores: dict[str, Any]
+    """Node stores by id: what a reader may have to fetch from."""
+    local_store_id: str
+    """The store of the worker's own node, which pulls from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RosterView:
+    """The roster at one version. `directory` is None without a global store."""
+
+    version: int
+    members: tuple[Member, ...]
+    directory: Any
+
+
+def address_of(member: Member) -> WorkerAddress:
+    """The address a member joined with."""
+    if not isinstance(member.handle, WorkerAddress):
+        given = type(member.handle).__name__
+        raise TypeError(f"member {member.worker_id!r} joined without a WorkerAddress; got {given}")
+    return member.handle

@@ -1,0 +1,105 @@
+"""The control deployment: the roster of workers, and the actors of the global store.
+
+One replica. It owns the directory and the node stores, so that they live as long as it does and end with the app. When
+it restarts, workers join again by themselves and the store begins empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.addresses import RosterView, StoreAddress, address_of
+from actors.store_settings import StoreSettings
+from kv.directory_actor import DirectoryActor
+from kv.node_store import NodeStore
+from migrate.roster import Member, Roster
+
+logger = logging.getLogger("ray.serve")
+
+
+@serve.deployment
+class ControlServer:
+    """See the module."""
+
+    def __init__(self, store: StoreSettings | None) -> None:
+        """`store` None: no global store (monolithic mode)."""
+        self._roster = Roster()
+        self._settings = store
+        self._directory: Any = None if store is None else DirectoryActor.remote()
+        self._stores: dict[str, Any] = {}
+        self._changed = asyncio.Condition()
+        self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    async def join(self, member: Member) -> StoreAddress | None:
+        """Lets a worker in (again) and says where the store of its node is. Raises RosterError."""
+        before = self._roster.version
+        self._roster.join(member)
+        if self._roster.version != before:
+            logger.info("worker %s joined on node %s", member.worker_id, member.node_id)
+            key = (member.worker_id, member.epoch)
+            self._deaths[key] = asyncio.create_task(self._await_death(member))
+            await self._tell()
+        elif self._roster.clear(member.worker_id, member.epoch):
+            await self._tell()
+        return self._store_address(member.node_id)
+
+    async def leave(self, worker_id: str, epoch: int) -> None:
+        """Takes a worker out."""
+        death = self._deaths.pop((worker_id, epoch), None)
+        if death is not None and death is not asyncio.current_task():
+            death.cancel()
+        if self._roster.leave(worker_id, epoch):
+            logger.info("worker %s left", worker_id)
+            await self._tell()
+
+    async def suspect(self, worker_id: str, epoch: int) -> None:
+        """An ingress could not reach a worker: it is not listed until it joins again (its health check does that)."""
+        if self._roster.suspect(worker_id, epoch):
+            await self._tell()
+
+    async def watch(self, version: int, timeout_s: float) -> RosterView:
+        """The roster as soon as it differs from `version`, or after `timeout_s` as it is."""
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._roster.version != version), timeout_s)
+        return RosterView(self._roster.version, self._roster.members(), self._directory)
+
+    async def store_stats(self) -> dict[str, Any]:
+        """Counters of the directory and of each node's store; empty without a store."""
+        if self._directory is None:
+            return {}
+        stores = {store_id: await store.stats.remote() for store_id, store in self._stores.items()}
+        return {"directory": await self._directory.stats.remote(), "stores": stores}
+
+    def _store_address(self, node_id: str) -> StoreAddress | None:
+        if self._settings is None:
+            return None
+        if node_id not in self._stores:
+            self._stores[node_id] = NodeStore.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ).remote(
+                node_id,
+                self._directory,
+                self._settings.dram_bytes,
+                pull_timeout_s=self._settings.pull_timeout_s,
+            )
+        return StoreAddress(self._directory, dict(self._stores), node_id)
+
+    async def _await_death(self, member: Member) -> None:
+        """Ends when the worker's process does; that is when it leaves, whatever else was noticed."""
+        try:
+            await address_of(member).actor.wait_closed.remote()
+        except RayError as error:
+            logger.warning("worker %s died: %s", member.worker_id, type(error).__name__)
+        await self.leave(member.worker_id, member.epoch)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

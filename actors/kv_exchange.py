@@ -1,0 +1,215 @@
+"""A worker's dealings with the global store: find a request's prefix, bring it into pages, give KV away.
+
+Every failure is a shorter prefix, never an error: what cannot be fetched is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.addresses import StoreAddress
+from actors.engine.loading import LoadedModel
+from actors.engine.page_io import read_pages, write_pages
+from actors.engine.request import EngineRequest
+from actors.messages import HandOver
+from kv.extents import Lookup, PullReceipt, TailReceipt
+from kv.fetch import fetch_parts, fetch_tail
+from kv.keys import block_keys
+from kv.part_range import PartRange
+from kv.parts import PartHeader, draft_part
+from kv.ray_failures import STORE_FAILURES, failure_label
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPrefix:
+    """What the store has of one request. The lease in `lookup` is this worker's until it is fetched or given up."""
+
+    keys: tuple[bytes, ...]
+    lookup: Lookup
+    tail: TailReceipt | None
+    num_tokens: int
+    """Tokens whose KV can be fetched."""
+
+
+class KvExchange:
+    """One worker's. Used from the worker's event loop; copies run in other threads."""
+
+    def __init__(self, loaded: LoadedModel, lease_s: float, fetch_timeout_s: float) -> None:
+        self.misses: Counter[str] = Counter()
+        """By metric label: why something was not fetched or not stored."""
+        self._loaded = loaded
+        self._lease_s = lease_s
+        self._fetch_timeout_s = fetch_timeout_s
+        self._store: StoreAddress | None = None
+        self._leases: set[int] = set()
+
+    def use_store(self, store: StoreAddress) -> None:
+        """The store to deal with from now on (it may have been restarted)."""
+        self._store = store
+
+    async def find(self, request: EngineRequest, hand_over: HandOver | None) -> FoundPrefix | None:
+        """Looks up and leases the longest prefix of the request's tokens, and its tail when it is handed over."""
+        tokens = (*request.prompt_token_ids, *request.output_token_ids)
+        layout = self._loaded.layout
+        if self._store is None or request.sampling.prompt_logprobs is not None:
+            return None
+        # The last token always runs through the model: its logits choose the next one.
+        keys = tuple(block_keys(tokens[:-1], layout.block_tokens, self._loaded.fingerprint, request.salt))
+        tail = None
+        if hand_over is not None and isinstance(hand_over.receipt, PullReceipt):
+            tail = hand_over.receipt.tail
+        if not keys:
+            lookup = Lookup(lease_id=None, slices=(), num_blocks=0)
+        else:
+            try:
+                lookup = await asyncio.wait_for(
+                    self._store.directory.lookup.remote(keys, self._lease_s), self._fetch_timeout_s
+                )
+            except STORE_FAILURES as error:
+                self.misses[failure_label(error)] += 1
+                return None
+        if lookup.lease_id is not None:
+            self._leases.add(lookup.lease_id)
+        whole = lookup.num_blocks == len(keys) and hand_over is not None
+        num_tokens = lookup.num_blocks * layout.block_tokens
+        if whole and tail is not None and hand_over is not None:
+            num_tokens = hand_over.num_tokens
+        return FoundPrefix(keys, lookup, tail, num_tokens) if num_tokens else None
+
+    async def fetch(self, found: FoundPrefix, block_ids: Sequence[int], first_token: int) -> int:
+        """Brings the tokens from `first_token` (a multiple of the block size, held already before it) into the pages of
+        `block_ids`, the request's blocks. Returns how many tokens from the beginning are in place.
+
+        When cancelled it ends between two copies: no copy runs on after the call ended.
+        """
+        store, layout, fingerprint = self._store, self._loaded.layout, self._loaded.fingerprint
+        first_block = first_token // layout.block_tokens
+        lookup = _without_leading(found.lookup, first_block)
+        done_blocks = first_block
+        try:
+            if store is None:
+                return first_token
+            blocks = fetch_parts(
+                store.directory, store.stores, lookup, found.keys, layout, fingerprint,
+                timeout_s=self._fetch_timeout_s, on_miss=self._miss,
+            )  # fmt: skip
+            async with aclosing(blocks) as pieces:
+                async for piece in pieces:
+                    skipped = max(0, first_block - piece.first_block)
+                    stop = piece.first_block + piece.num_blocks
+                    for part in piece.parts:
+                        wanted = replace(part.header.range, num_blocks=piece.num_blocks - skipped)
+                        payload = part.payload[piece.first + skipped : piece.first + piece.num_blocks]
+                        await self._write(wanted, block_ids[piece.first_block + skipped : stop], payload)
+                    done_blocks = stop
+            done_tokens = done_blocks * layout.block_tokens
+            if found.num_tokens % layout.block_tokens and done_blocks == found.num_tokens // layout.block_tokens:
+                done_tokens = await self._fetch_tail(store, found, block_ids, done_tokens)
+            return done_tokens
+        except STORE_FAILURES as error:
+            self._miss(failure_label(error))
+            return done_blocks * layout.block_tokens
+        finally:
+            self._leases.discard(found.lookup.lease_id or 0)
+
+    def give_up(self, found: FoundPrefix) -> None:
+        """Ends the lease of a prefix that is not fetched after all, and frees its tail. Does not wait."""
+        store, lease_id = self._store, found.lookup.lease_id
+        if lease_id is not None:
+            self._leases.discard(lease_id)
+            if store is not None:
+                store.directory.release.remote(lease_id)
+        if store is not None and found.tail is not None and found.tail.tail_id is not None:
+            owner = store.stores.get(found.tail.store_id)
+            if owner is not None:
+                owner.discard_tail.remote(found.tail.tail_id)
+
+    async def renew_leases(self) -> None:
+        """Keeps what queued requests found; to be called every third of the lease."""
+        if self._store is not None and self._leases:
+            try:
+                renewed = await asyncio.wait_for(
+                    self._store.directory.renew.remote(list(self._leases), self._lease_s), self._fetch_timeout_s
+                )
+            except STORE_FAILURES as error:
+                self._miss(failure_label(error))
+                return
+            self._leases.intersection_update(renewed)
+
+    async def publish(self, worker: Any, export_id: str, keys: Sequence[bytes], num_tokens: int) -> PullReceipt | None:
+        """Lets the node's store pull a finished request's KV. None when there is no store or it cannot be reached."""
+        if self._store is None:
+            return None
+        store = self._store.stores[self._store.local_store_id]
+        try:
+            receipt: PullReceipt = await store.pull.remote(
+                worker, export_id, keys, num_tokens, self._loaded.layout, self._loaded.fingerprint
+            )
+        except STORE_FAILURES as error:
+            self._miss(failure_label(error))
+            return None
+        self.misses.update(receipt.refusals)
+        return receipt
+
+    def export(
+        self, ranges: Sequence[PartRange], block_ids: Sequence[int], keys: Sequence[bytes], num_tokens: int
+    ) -> list[NDArray[np.uint8]]:
+        """The encoded parts of a request's KV, one for each range; blocks until they are copied."""
+        layout, parts = self._loaded.layout, []
+        for part in ranges:
+            stop = part.first_block + part.num_blocks
+            last = min(num_tokens - (stop - 1) * layout.block_tokens, layout.block_tokens)
+            header = PartHeader(layout, self._loaded.fingerprint, part, tuple(keys[part.first_block : stop]), last)
+            draft = draft_part(header)
+            read_pages(self._loaded, part, block_ids, draft.payload)
+            parts.append(draft.seal())
+        return parts
+
+    async def _fetch_tail(
+        self, store: StoreAddress, found: FoundPrefix, block_ids: Sequence[int], done_tokens: int
+    ) -> int:
+        if found.tail is None:
+            return done_tokens
+        parts = await fetch_tail(
+            store.stores, found.tail, found.num_tokens, self._loaded.layout, self._loaded.fingerprint,
+            timeout_s=self._fetch_timeout_s, on_miss=self._miss,
+        )  # fmt: skip
+        if parts is None:
+            return done_tokens
+        block = found.num_tokens // self._loaded.layout.block_tokens
+        for part in parts:
+            await self._write(part.header.range, block_ids[block : block + 1], part.payload)
+        return found.num_tokens
+
+    async def _write(self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any]) -> None:
+        """A copy that was begun is waited for even when the caller is cancelled: the pages are not free before."""
+        copy = asyncio.ensure_future(asyncio.to_thread(write_pages, self._loaded, part, block_ids, payload))
+        try:
+            await asyncio.shield(copy)
+        except asyncio.CancelledError:
+            await asyncio.wait({copy})
+            raise
+
+    def _miss(self, label: str) -> None:
+        self.misses[label] += 1
+
+
+def _without_leading(lookup: Lookup, first_block: int) -> Lookup:
+    """The lookup without slices that lie wholly before `first_block`."""
+    slices, stop = [], lookup.num_blocks - sum(piece.count for piece in lookup.slices)
+    for piece in lookup.slices:
+        stop += piece.count
+        if stop > first_block:
+            slices.append(piece)
+    return replace(lookup, slices=tuple(slices))

@@ -1,0 +1,53 @@
+"""What travels between an ingress and a worker, beside the engine's own request and token types. Plain and
+picklable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from actors.engine.request import EngineRequest, TokenEvent
+from kv.layout import KvLayout
+from migrate.load import WorkerLoad
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A prefill worker's KV of one request, ready to be taken over by a decode worker."""
+
+    request_id: str
+    num_tokens: int
+    """Tokens whose KV is to be had: all but the one sampled last."""
+    receipt: object
+    """The store's receipt; None when the KV could not be stored and the decode worker must compute it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One request for a worker."""
+
+    request: EngineRequest
+    hand_over: HandOver | None = None
+    """For a decode worker: where the KV is."""
+
+
+@dataclass(slots=True)
+class WorkerMessage:
+    """All that a worker has for one ingress since its last message: one message a step when the ingress keeps up."""
+
+    events: list[TokenEvent] = field(default_factory=list)
+    hand_overs: list[HandOver] = field(default_factory=list)
+    load: WorkerLoad | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What does not change in a worker's life."""
+
+    layout: KvLayout
+    fingerprint: bytes
+    max_context_tokens: int
+    total_blocks: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    backend: str
+    device: str

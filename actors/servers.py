@@ -1,0 +1,93 @@
+"""Serve deployments: thin shells around a Worker (design decision D1).
+
+A replica creates one Worker in its own placement group, joins the roster for it, and tells Serve when it is no longer
+well. Requests do not pass through here: ingresses talk to the Worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.addresses import StoreAddress, WorkerAddress
+from actors.messages import WorkerFacts
+from actors.worker import Worker
+from actors.worker_settings import WorkerSettings
+from migrate.roster import Member
+
+logger = logging.getLogger("ray.serve")
+
+
+class WorkerServer:
+    """What the three deployments have in common: all but the name that the dashboard shows."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it: the replica is ready when its worker is
+        self, settings: WorkerSettings, control: Any, num_gpus: float, stall_timeout_s: float
+    ) -> None:
+        """`control`: Serve handle of the control deployment. Loads the model and joins the roster."""
+        self._control = control
+        self._stall_timeout_s = stall_timeout_s
+        self._store: StoreAddress | None = None
+        self._worker_id = f"{settings.role}-{serve.get_replica_context().replica_id.unique_id}"
+        group = get_current_placement_group()
+        strategy: Any = "DEFAULT" if group is None else PlacementGroupSchedulingStrategy(group)
+        # Not detached: it ends with this replica, which owns it.
+        actor: Any = ray.remote(num_cpus=0, num_gpus=num_gpus)(Worker)
+        self._worker = actor.options(scheduling_strategy=strategy).remote(self._worker_id, settings)
+        facts: WorkerFacts = await self._worker.facts.remote()
+        self._member = Member(
+            worker_id=self._worker_id,
+            epoch=settings.epoch,
+            role=settings.role,
+            node_id=ray.get_runtime_context().get_node_id(),
+            model_fingerprint=facts.fingerprint,
+            block_tokens=facts.layout.block_tokens,
+            total_blocks=facts.total_blocks,
+            max_context_tokens=facts.max_context_tokens,
+            handle=WorkerAddress(self._worker, facts),
+        )
+        await self._join()
+
+    async def check_health(self) -> None:
+        """Serve asks now and then; raising replaces the replica. Joins again, in case the roster was restarted."""
+        await asyncio.wait_for(self._worker.check_health.remote(self._stall_timeout_s), self._stall_timeout_s)
+        try:
+            await asyncio.wait_for(self._join(), self._stall_timeout_s)
+        except (RayError, TimeoutError) as error:
+            # The control deployment's trouble is not this replica's: it goes on with the store it knows.
+            logger.warning("worker %s could not join again: %s", self._worker_id, type(error).__name__)
+
+    async def __del__(self) -> None:
+        """Serve calls this when it stops the replica."""
+        self._control.leave.remote(self._worker_id, self._member.epoch)
+        with contextlib.suppress(RayError):  # it may be why this replica stops
+            await self._worker.close.remote()
+
+    async def _join(self) -> None:
+        store: StoreAddress | None = await self._control.join.remote(self._member)
+        if store is not None and store != self._store:
+            await self._worker.use_store.remote(store)
+            self._store = store
+
+
+@serve.deployment
+class PrefillServer(WorkerServer):
+    """Computes prompts and hands their KV over."""
+
+
+@serve.deployment
+class DecodeServer(WorkerServer):
+    """Takes KV over and generates."""
+
+
+@serve.deployment
+class MonolithicServer(WorkerServer):
+    """Does both, with a cache of its own."""
