@@ -1,0 +1,81 @@
+"""`app.builder:build`, what `import_path` of every file in serve_configs/ names: from `args` to a bound application."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve import Application
+
+from actors.control import ControlServer
+from actors.engine.config import EngineConfig
+from actors.servers import DecodeServer, MonolithicServer, PrefillServer
+from actors.store_settings import StoreSettings
+from actors.worker_settings import WorkerSettings
+from app.ingress import Ingress
+from app.settings import AppSettings, EngineSettings, Role, load_settings
+
+_GIB = 1 << 30
+# The shells and the control replica wait for messages most of the time.
+_SHELL_CPUS = 0.01
+_NO_LIMIT = 100_000
+_HEALTH_PERIOD_S = 2.0
+
+_DEPLOYMENTS: dict[Role, Any] = {"prefill": PrefillServer, "decode": DecodeServer, "monolithic": MonolithicServer}
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Checks `args` (raises SettingsError) and binds ingress, control and the mode's workers."""
+    settings = load_settings(args)
+    with_store = settings.mode != "monolithic"
+    store = StoreSettings(int(settings.store.dram_gib * _GIB), settings.store.pull_timeout_s) if with_store else None
+    control = ControlServer.options(
+        ray_actor_options={"num_cpus": _SHELL_CPUS},
+        max_ongoing_requests=_NO_LIMIT,
+        num_replicas=1,
+        logging_config={"enable_access_log": False},  # its callers are ours, and call every few seconds
+    ).bind(store)
+    workers = [_bind_workers(settings, role, control) for role in settings.roles]
+    ingress = settings.ingress
+    return Ingress.options(
+        num_replicas=ingress.replicas,
+        ray_actor_options={"num_cpus": ingress.num_cpus},
+        # The ingress rejects by itself, with a reason and a time to come again.
+        max_ongoing_requests=_NO_LIMIT,
+        health_check_period_s=_HEALTH_PERIOD_S,
+    ).bind(settings.model_dump(exclude_unset=True), control, workers)
+
+
+def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
+    workers = settings.role(role)
+    engine = settings.engine_for(role)
+    num_gpus = workers.num_gpus
+    worker = WorkerSettings(
+        model=settings.model,
+        role=role,
+        engine=engine_config(engine),
+        torch_threads=engine.torch_threads,
+        lease_s=settings.store.lease_s,
+        fetch_timeout_s=settings.store.fetch_timeout_s,
+    )
+    # One bundle for shell and Worker together: they share a node, and the Worker takes what the shell leaves.
+    bundle = {"CPU": max(workers.num_cpus, _SHELL_CPUS), **({"GPU": num_gpus} if num_gpus else {})}
+    return (
+        _DEPLOYMENTS[role]
+        .options(
+            num_replicas=workers.replicas,
+            ray_actor_options={"num_cpus": _SHELL_CPUS},
+            placement_group_bundles=[bundle],
+            placement_group_strategy="STRICT_PACK",
+            max_ongoing_requests=_NO_LIMIT,
+            health_check_period_s=_HEALTH_PERIOD_S,
+            health_check_timeout_s=max(settings.ingress.stall_timeout_s, 10.0),
+        )
+        .bind(worker, control, num_gpus, settings.ingress.stall_timeout_s)
+    )
+
+
+def engine_config(engine: EngineSettings) -> EngineConfig:
+    """The engine's own config from the app's settings."""
+    values = engine.model_dump(exclude={"kv_cache_gib", "torch_threads"})
+    kv_cache_bytes = None if engine.kv_cache_gib is None else int(engine.kv_cache_gib * _GIB)
+    return EngineConfig(**values, kv_cache_bytes=kv_cache_bytes)

@@ -1,0 +1,213 @@
+"""What an ingress replica is, without HTTP: from validated requests to running generations, for HTTP and gRPC alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from actors.addresses import RosterView, address_of
+from actors.engine.request import EngineRequest
+from actors.messages import WorkerFacts
+from app.api_keys import Principal, derive_salt
+from app.chat_protocol import ChatCompletionRequest
+from app.chat_template import render_chat
+from app.choice_text import ChoiceText
+from app.completion_protocol import DEFAULT_MAX_TOKENS, CompletionRequest
+from app.dispatcher import Dispatcher
+from app.generation import Choice, Generation
+from app.openai_errors import model_not_found, unavailable
+from app.openai_protocol import GenerationRequest, to_sampling
+from app.progress import ProgressWatch
+from app.prompt_tokens import answer_tokens, encode_prompt
+from app.roster_watch import RosterWatch
+from app.sequence_flow import SequenceFlow, SequencePlan
+from app.settings import AppSettings
+from app.token_bytes import TokenBytes
+from kv.keys import block_keys
+from migrate.admission import AdmissionPolicy
+from migrate.dispatch import make_policy
+from migrate.roster import Member
+
+_MATCH_TIMEOUT_S = 0.2
+"""A directory that takes longer is not waited for: the answer only sharpens an estimate."""
+_SWEEP_PERIOD_S = 5.0
+
+logger = logging.getLogger("ray.serve")
+
+
+class Frontend:
+    """Serves one model through the workers of one application. Used from one event loop."""
+
+    def __init__(self, settings: AppSettings, tokenizer: Any, model_name: str, control: Any) -> None:
+        self.settings = settings
+        self.model_name = model_name
+        self.created = int(time.time())
+        self.table = TokenBytes(tokenizer)
+        self._tokenizer = tokenizer
+        self._owner = f"ingress-{uuid.uuid4().hex[:12]}"
+        ingress = settings.ingress
+        self.dispatcher = Dispatcher(
+            self._owner,
+            settings.mode,
+            make_policy(ingress.dispatch.policy, seed=secrets.randbits(32)),  # replicas with equal seeds would herd
+            AdmissionPolicy(ingress.max_inflight_requests, ingress.max_queued_requests),
+            reservation_ttl_s=ingress.request_timeout_s,
+            on_suspect=self._suspect,
+        )
+        self._progress = ProgressWatch(ingress.stall_timeout_s)
+        self._members: tuple[Member, ...] = ()
+        self._directory: Any = None
+        self._watch = RosterWatch(control, self._on_roster)
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    def chat(self, request: ChatCompletionRequest, principal: Principal) -> Generation:
+        """Raises ApiError for whatever is wrong with the request."""
+        self._check_model(request)
+        prompt = render_chat(self._tokenizer, request)
+        return self._generation(request, [prompt], principal, default_tokens=None, after_text=False)
+
+    def completion(self, request: CompletionRequest, principal: Principal) -> Generation:
+        """Raises ApiError for whatever is wrong with the request."""
+        self._check_model(request)
+        vocab_size = self._facts().vocab_size
+        prompts = [encode_prompt(self._tokenizer, prompt, vocab_size=vocab_size) for prompt in request.prompt]
+        return self._generation(request, prompts, principal, default_tokens=DEFAULT_MAX_TOKENS, after_text=True)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer that every worker can hold."""
+        self._facts()
+        return min(member.max_context_tokens for member in self._members)
+
+    def health_problems(self) -> list[str]:
+        """Why requests cannot be served now; empty when they can."""
+        now_s = time.monotonic()
+        for link in self.dispatcher.links:
+            if link.load is not None:
+                self._progress.update(link.load, now_s)
+        problems = [f"no {role} worker is ready" for role in self.dispatcher.missing_roles()]
+        return problems + [f"worker {worker_id} makes no progress" for worker_id in self._progress.stalled(now_s)]
+
+    def block_counts(self) -> list[dict[str, Any]]:
+        """Blocks by worker, as last reported."""
+        loads = [link.load for link in self.dispatcher.links if link.load is not None]
+        return [
+            {
+                "worker_id": load.worker_id,
+                "role": load.role,
+                "total_blocks": load.total_blocks,
+                "live_blocks": load.live_blocks,
+                "free_blocks": load.total_blocks - load.live_blocks,
+                "running_requests": load.running_requests,
+                "waiting_requests": load.waiting_requests,
+                "steps": load.steps,
+            }
+            for load in sorted(loads, key=lambda load: load.worker_id)
+        ]
+
+    async def stop(self) -> None:
+        """Ends all background work."""
+        self._sweeper.cancel()
+        await self._watch.stop()
+        self.dispatcher.stop()
+
+    def _generation(
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[tuple[int, ...]],
+        principal: Principal,
+        *,
+        default_tokens: int | None,
+        after_text: bool,
+    ) -> Generation:
+        facts, context_tokens = self._facts(), self.context_tokens
+        salt = derive_salt(principal.salt, request.cache_salt)
+        seed, base = secrets.randbits(64), uuid.uuid4().hex
+        echo = isinstance(request, CompletionRequest) and bool(request.echo)
+        groups = []
+        for prompt_index, prompt in enumerate(prompts):
+            limit = answer_tokens(
+                request, prompt_tokens=len(prompt), context_tokens=context_tokens, default_tokens=default_tokens
+            )
+            choices = []
+            for choice_index in range(request.choices):
+                index = prompt_index * request.choices + choice_index
+                sampling = to_sampling(
+                    request,
+                    max_tokens=limit,
+                    vocab_size=facts.vocab_size,
+                    random_seed=(seed + prompt_index) % 2**64,
+                    choice_index=choice_index,
+                )
+                engine_request = EngineRequest(
+                    f"{base}-{index}",
+                    prompt,
+                    sampling,
+                    owner=self._owner,
+                    salt=salt,
+                    eos_token_ids=facts.eos_token_ids,
+                )
+                text = ChoiceText(
+                    index,
+                    self.table,
+                    request.stop,
+                    include_stop=bool(request.include_stop_str_in_output),
+                    skip_special_tokens=request.skips_special_tokens,
+                    echoed_prompt=prompt if echo else None,
+                    after_text=after_text,
+                )
+                choices.append(Choice(engine_request, text))
+            groups.append(choices)
+        return Generation(groups, self._start)
+
+    def _start(self, request: EngineRequest) -> SequenceFlow:
+        facts = self._facts()
+        block_tokens = facts.layout.block_tokens
+        keys: tuple[bytes, ...] = ()
+        if request.sampling.prompt_logprobs is None:
+            keys = tuple(block_keys(request.prompt_token_ids, block_tokens, facts.fingerprint, request.salt))
+        plan = SequencePlan(block_tokens, keys, self._cached_tokens, self.settings.mode != "monolithic")
+        return SequenceFlow(request, plan, self.dispatcher)
+
+    async def _cached_tokens(self, keys: tuple[bytes, ...]) -> int:
+        if not keys or self._directory is None:
+            return 0
+        try:
+            blocks = await asyncio.wait_for(self._directory.match_blocks.remote(keys), _MATCH_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            return 0
+        return int(blocks) * self._facts().layout.block_tokens
+
+    def _check_model(self, request: GenerationRequest) -> None:
+        if request.model != self.model_name:
+            raise model_not_found(request.model, self.model_name)
+
+    def _facts(self) -> WorkerFacts:
+        """All members have the same model, so any one's facts will do."""
+        if not self._members:
+            raise unavailable("no worker is ready yet", retry_after_s=2.0)
+        return address_of(self._members[0]).facts
+
+    def _on_roster(self, view: RosterView) -> None:
+        # Without workers the last known facts stay: requests are then queued rather than refused.
+        self._members = view.members or self._members
+        self._directory = view.directory
+        for worker_id in {link.worker_id for link in self.dispatcher.links} - {m.worker_id for m in view.members}:
+            self._progress.forget(worker_id)
+        self.dispatcher.update_members(view.members)
+
+    def _suspect(self, member: Member) -> None:
+        self._progress.forget(member.worker_id)
+        self._watch.suspect(member.worker_id, member.epoch)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_PERIOD_S)
+            self.dispatcher.expire()

@@ -1,0 +1,105 @@
+"""One API request: its prompts and choices as sequences, their pieces merged, its usage counted.
+
+Choices of one prompt share its KV: the first is sent alone, the others when its first token is there, and find the
+prompt's blocks cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from actors.engine.request import EngineRequest
+from app.choice_text import ChoiceText, Piece
+from app.openai_responses import usage
+from app.sequence_flow import SequenceFlow
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sequence of a request."""
+
+    request: EngineRequest
+    text: ChoiceText
+
+
+class Generation:
+    """Runs the choices of one request. Iterate over `pieces` once; leaving it early frees all sequences everywhere."""
+
+    def __init__(self, prompts: Sequence[Sequence[Choice]], start: Callable[[EngineRequest], SequenceFlow]) -> None:
+        """`prompts`: for each prompt its choices."""
+        self._prompts = prompts
+        self._start = start
+        self._cached_tokens = [0] * len(prompts)
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's `usage`, as far as the request has come."""
+        return usage(
+            prompt_tokens=sum(len(choices[0].request.prompt_token_ids) for choices in self._prompts),
+            completion_tokens=sum(choice.text.completion_tokens for choices in self._prompts for choice in choices),
+            cached_tokens=sum(self._cached_tokens),
+        )
+
+    async def pieces(self) -> AsyncGenerator[Piece]:
+        """Pieces of all choices as they come; each choice ends with one that has a finish reason.
+
+        Raises what `SequenceFlow.events` raises, for the first choice that fails; the others are then freed.
+        """
+        if len(self._prompts) == 1 and len(self._prompts[0]) == 1:
+            async with aclosing(self._run(0, self._prompts[0][0])) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        merged: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._run_prompt(index, choices, merged)) for index, choices in enumerate(self._prompts)
+        ]
+        try:
+            left = sum(map(len, self._prompts))
+            while left:
+                item = await merged.get()
+                if isinstance(item, Exception):
+                    raise item
+                left -= item.finish_reason is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run_prompt(
+        self, index: int, choices: Sequence[Choice], merged: asyncio.Queue[Piece | Exception]
+    ) -> None:
+        """Runs one prompt's choices; what goes wrong is put in the queue for whoever reads it."""
+        started = asyncio.Event()
+
+        async def forward(choice: Choice) -> None:
+            if choice is not choices[0]:
+                await started.wait()
+            async with aclosing(self._run(index, choice)) as pieces:
+                async for piece in pieces:
+                    started.set()
+                    merged.put_nowait(piece)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice in choices:
+                    group.create_task(forward(choice))
+        except* Exception as errors:
+            merged.put_nowait(_first_of(errors))
+
+    async def _run(self, prompt_index: int, choice: Choice) -> AsyncGenerator[Piece]:
+        async with aclosing(self._start(choice.request).events()) as events:
+            async for event in events:
+                if event.cached_tokens is not None and choice is self._prompts[prompt_index][0]:
+                    self._cached_tokens[prompt_index] = event.cached_tokens
+                yield choice.text.take(event)
+                if choice.text.ended:
+                    return
+
+
+def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
+    first = errors.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first

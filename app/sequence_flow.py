@@ -1,0 +1,138 @@
+"""One sequence's way through the workers: admission, prefill, hand-over, decode, and what happens when one is lost.
+
+The ingress owns the request from beginning to end, so there is one place that knows where it is, one that frees it, and
+one that sends it elsewhere. A request is resumed from its tokens alone: sampling has no other state (decision D5).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
+from actors.messages import HandOver, Submission
+from app.dispatcher import Assignment, Dispatcher
+from app.worker_link import WorkerLink, WorkerLostError
+from migrate.view import DispatchRequest
+
+MAX_ATTEMPTS = 3
+"""A request that lost so many workers is not sent to another: it may be what kills them."""
+
+logger = logging.getLogger("ray.serve")
+
+
+class RequestFailedError(Exception):
+    """A worker ended the request with an error, or too many workers were lost under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """What dispatch needs to know of a request beside its tokens."""
+
+    block_tokens: int
+    block_keys: tuple[bytes, ...]
+    cached_tokens: Callable[[tuple[bytes, ...]], Awaitable[int]]
+    """Asks the global store how many tokens of a prefix it has; 0 when it cannot be asked."""
+    disaggregated: bool
+
+
+class SequenceFlow:
+    """Runs one sequence. Iterate over `events` once; leaving the iteration early frees the sequence everywhere."""
+
+    def __init__(self, request: EngineRequest, plan: SequencePlan, dispatcher: Dispatcher) -> None:
+        self._request = request
+        self._plan = plan
+        self._dispatcher = dispatcher
+        self._outputs = list(request.output_token_ids)
+        self.prefill_worker_id: str | None = None
+        self.decode_worker_id: str | None = None
+
+    async def events(self) -> AsyncGenerator[TokenEvent]:
+        """The sequence's tokens, in order and each once, up to the one with a finish reason.
+
+        Raises RefusedError (admission), RequestFailedError, or NoWorkerError.
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            request = replace(
+                self._request,
+                request_id=f"{self._request.request_id}.{attempt}",
+                output_token_ids=tuple(self._outputs),
+            )
+            assignment = await self._dispatcher.admit(await self._dispatch_request(request))
+            try:
+                async with aclosing(self._attempt(request, assignment)) as events:
+                    async for event in events:
+                        if event.finish_reason == FINISH_ERROR:
+                            raise RequestFailedError(event.error or "the worker gave no reason")
+                        if event.token_id is not None:
+                            self._outputs.append(event.token_id)
+                        yield event
+                        if event.finish_reason is not None:
+                            return
+            except WorkerLostError as error:
+                logger.warning("request %s: %s, attempt %d", self._request.request_id, error, attempt + 1)
+            finally:
+                self._dispatcher.release(request.request_id)
+        raise RequestFailedError(f"{MAX_ATTEMPTS} workers were lost while they had this request; it is not tried again")
+
+    async def _dispatch_request(self, request: EngineRequest) -> DispatchRequest:
+        cached = await self._plan.cached_tokens(self._plan.block_keys)
+        prompt_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        block_tokens = self._plan.block_tokens
+        longest = len(request.prompt_token_ids) + max(request.sampling.max_tokens, 1)
+        return DispatchRequest(
+            request_id=request.request_id,
+            uncached_tokens=max(1, prompt_tokens - cached),
+            prompt_tokens=prompt_tokens,
+            num_blocks=-(-prompt_tokens // block_tokens),
+            block_keys=self._plan.block_keys,
+            max_blocks=-(-longest // block_tokens),
+        )
+
+    async def _attempt(self, request: EngineRequest, assignment: Assignment) -> AsyncGenerator[TokenEvent]:
+        self.prefill_worker_id = assignment.prefill.worker_id
+        if not self._plan.disaggregated:
+            async with aclosing(self._run(assignment.prefill, Submission(request))) as deliveries:
+                async for delivery in deliveries:
+                    if isinstance(delivery, TokenEvent):
+                        self._dispatcher.first_token(request.request_id)
+                        self._dispatcher.decode_started(request.request_id)
+                        yield delivery
+            return
+        prefill, first, hand_over = Submission(replace(request, hand_over=True)), None, None
+        async with aclosing(self._run(assignment.prefill, prefill)) as deliveries:
+            async for delivery in deliveries:
+                if isinstance(delivery, TokenEvent):
+                    self._dispatcher.first_token(request.request_id)
+                    first = delivery.token_id
+                    yield delivery
+                else:
+                    hand_over = delivery
+        if first is None or hand_over is None:
+            return
+        self.decode_worker_id = assignment.decode.worker_id
+        decode = Submission(replace(request, output_token_ids=(*request.output_token_ids, first)), hand_over)
+        async with aclosing(self._run(assignment.decode, decode)) as deliveries:
+            async for delivery in deliveries:
+                if isinstance(delivery, TokenEvent):
+                    self._dispatcher.decode_started(request.request_id)
+                    yield delivery
+
+    @staticmethod
+    async def _run(link: WorkerLink, submission: Submission) -> AsyncGenerator[TokenEvent | HandOver]:
+        """One worker's part: its deliveries up to the last one, a finish or the hand-over. Left early, it is
+        aborted."""
+        queue = await link.submit(submission)
+        ended = False
+        try:
+            while not ended:
+                delivery = await queue.get()
+                if isinstance(delivery, WorkerLostError):
+                    raise delivery
+                ended = isinstance(delivery, HandOver) or delivery.finish_reason is not None
+                yield delivery
+        finally:
+            request_id = submission.request.request_id
+            link.close(request_id) if ended else link.abort(request_id)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from ray import serve
+
+from app.builder import build
+from tests.running_app import APP_NAME, Deploy, RunningApp
+
+
+@pytest.fixture(scope="session")
+def http_port(ray_cluster: None) -> Iterator[int]:
+    """Serve's HTTP proxy on a free port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield port
+    serve.shutdown()
+
+
+@pytest.fixture(scope="session")
+def deploy(http_port: int) -> Deploy:
+    """Deploys the app with given `args`; the same `args` again return the running one."""
+    running: dict[str, RunningApp] = {}
+
+    def run(args: Mapping[str, Any]) -> RunningApp:
+        key = json.dumps(args, sort_keys=True, default=str)
+        if key not in running:
+            if running:
+                serve.delete(APP_NAME)
+                running.clear()
+            serve.run(build(dict(args)), name=APP_NAME, route_prefix="/")
+            running[key] = RunningApp(f"http://127.0.0.1:{http_port}")
+        running[key].wait_healthy()
+        return running[key]
+
+    return run
