@@ -24,7 +24,6 @@ from app.dispatcher import Dispatcher
 from app.generation import Choice, Generation
 from app.openai_errors import model_not_found, unavailable
 from app.openai_protocol import GenerationRequest, to_sampling
-from app.progress import ProgressWatch
 from app.prompt_tokens import answer_tokens, encode_prompt
 from app.roster_watch import RosterWatch
 from app.sequence_flow import SequenceFlow, SequencePlan
@@ -61,7 +60,6 @@ class Frontend:
             reservation_ttl_s=ingress.request_timeout_s,
             on_suspect=self._suspect,
         )
-        self._progress = ProgressWatch(ingress.stall_timeout_s)
         self._members: tuple[Member, ...] = ()
         self._directory: Any = None
         self._watch = RosterWatch(control, self._on_roster)
@@ -88,12 +86,13 @@ class Frontend:
 
     def health_problems(self) -> list[str]:
         """Why requests cannot be served now; empty when they can."""
-        now_s = time.monotonic()
-        for link in self.dispatcher.links:
-            if link.load is not None:
-                self._progress.update(link.load, now_s)
+        now_s = asyncio.get_running_loop().time()
         problems = [f"no {role} worker is ready" for role in self.dispatcher.missing_roles()]
-        return problems + [f"worker {worker_id} makes no progress" for worker_id in self._progress.stalled(now_s)]
+        for link in sorted(self.dispatcher.links, key=lambda link: link.worker_id):
+            stalled_s = link.progress.stalled_s(now_s)
+            if stalled_s > self.settings.ingress.stall_timeout_s:
+                problems.append(f"worker {link.worker_id} has made no progress for {stalled_s:.0f} s")
+        return problems
 
     def block_counts(self) -> list[dict[str, Any]]:
         """Blocks by worker, as last reported."""
@@ -199,12 +198,9 @@ class Frontend:
         # Without workers the last known facts stay: requests are then queued rather than refused.
         self._members = view.members or self._members
         self._directory = view.directory
-        for worker_id in {link.worker_id for link in self.dispatcher.links} - {m.worker_id for m in view.members}:
-            self._progress.forget(worker_id)
         self.dispatcher.update_members(view.members)
 
     def _suspect(self, member: Member) -> None:
-        self._progress.forget(member.worker_id)
         self._watch.suspect(member.worker_id, member.epoch)
 
     async def _sweep(self) -> None:

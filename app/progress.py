@@ -6,24 +6,24 @@ from __future__ import annotations
 from migrate.load import WorkerLoad
 
 
-class ProgressWatch:
-    """Remembers when each worker last did a step while it had work."""
+class Progress:
+    """Of one worker, from its reports: since when it neither stepped nor was idle, or was silent.
 
-    def __init__(self, stall_timeout_s: float) -> None:
-        self._stall_timeout_s = stall_timeout_s
-        self._seen: dict[str, tuple[int, float]] = {}
+    It must see every report, not only those at hand when somebody asks: work that came a moment before the question
+    would look as old as the last question.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self._steps: int | None = None
+        self._since_s = now_s
 
     def update(self, load: WorkerLoad, now_s: float) -> None:
-        """Takes a report in. An idle worker counts as making progress."""
-        steps, _ = self._seen.get(load.worker_id, (-1, now_s))
+        """Takes a report in."""
         idle = load.running_requests + load.waiting_requests == 0
-        if idle or load.steps != steps:
-            self._seen[load.worker_id] = (load.steps, now_s)
+        if idle or load.steps != self._steps:
+            self._since_s = now_s
+        self._steps = load.steps
 
-    def forget(self, worker_id: str) -> None:
-        """The worker left."""
-        self._seen.pop(worker_id, None)
-
-    def stalled(self, now_s: float) -> list[str]:
-        """Workers that had work for the whole stall timeout and did no step in it."""
-        return sorted(id_ for id_, (_, since_s) in self._seen.items() if now_s - since_s > self._stall_timeout_s)
+    def stalled_s(self, now_s: float) -> float:
+        """Seconds without progress. A worker that is well reports every few seconds, so it stays at a few seconds."""
+        return now_s - self._since_s

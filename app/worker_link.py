@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 from actors.addresses import address_of
 from actors.engine.request import TokenEvent
 from actors.messages import HandOver, Submission, WorkerMessage
+from app.progress import Progress
 from migrate.load import WorkerLoad
 from migrate.roster import Member
 
@@ -43,7 +44,7 @@ class WorkerLink:
     ) -> None:
         self.member = member
         self.load: WorkerLoad | None = None
-        self.last_heard_s = asyncio.get_running_loop().time()
+        self.progress = Progress(asyncio.get_running_loop().time())
         self._handle = address_of(member).actor
         self._owner = owner
         self._on_load = on_load
@@ -102,7 +103,6 @@ class WorkerLink:
             except RayError as error:
                 self._mark_lost(error)
                 return
-            self.last_heard_s = asyncio.get_running_loop().time()
             deliveries: list[TokenEvent | HandOver] = [*message.events, *message.hand_overs]
             for delivery in deliveries:
                 queue = self._open.get(delivery.request_id)
@@ -110,6 +110,7 @@ class WorkerLink:
                     queue.put_nowait(delivery)
             if message.load is not None:
                 self.load = message.load
+                self.progress.update(message.load, asyncio.get_running_loop().time())
                 self._on_load(message.load)
 
     def _mark_lost(self, error: Exception) -> WorkerLostError:
