@@ -21,6 +21,8 @@ from app.openai_errors import ApiError, forbidden, from_http_status, internal, u
 
 OPEN_PATHS = frozenset({"/health"})
 """Liveness says nothing that needs a key."""
+_POLICY_VIOLATION = 1008
+"""RFC 6455, section 7.4.1."""
 
 
 class _Access:
@@ -52,11 +54,14 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] != "lifespan" and _route_path(scope) not in OPEN_PATHS:
             try:
                 scope.setdefault("state", {})["principal"] = authenticate(scope)
             except ApiError as error:
-                await _send_error(error, send)
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": error.type})
+                else:
+                    await _send_error(error, send)
                 return
         await self._app(scope, receive, send)
 
@@ -95,6 +100,11 @@ def install_error_handlers(app: FastAPI) -> None:
         logger.error("a request failed", exc_info=error)
         wrapped = internal()
         return JSONResponse(wrapped.body(), wrapped.status)
+
+
+def _route_path(scope: Scope) -> str:
+    """The path within the app, wherever the app is mounted."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
