@@ -82,6 +82,10 @@ class Answer:
         except ApiError as error:
             yield sse_error_event(error)
             return
+        except Exception:
+            logger.exception("a stream failed")
+            yield sse_error_event(internal())
+            return
         if self._request.includes_usage:
             yield usage(self._generation.usage())
         yield DONE
