@@ -155,7 +155,8 @@ class StoreSettings(_Settings):
     layer_groups: int = Field(
         default=1,
         ge=1,
-        description="Groups of layers that a block's KV is stored and moved in; 1: all layers together.",
+        description="Groups of layers, at least, that stored KV is cut into; fewer where parts would be too small. "
+        "1: cut by size alone.",
     )
 
 
@@ -182,7 +183,7 @@ class IngressSettings(_Settings):
         default=256, ge=1, description="Requests that one ingress replica has running at most."
     )
     max_queued_requests: int = Field(
-        default=256, ge=0, description="Requests that wait in one ingress replica at most; one more is answered 503."
+        default=256, ge=0, description="Requests that wait in one ingress replica at most; one more is answered 429."
     )
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds until a request that has not ended is cancelled."
