@@ -89,6 +89,7 @@ class ControlServer:
                 self._directory,
                 self._settings.dram_bytes,
                 pull_timeout_s=self._settings.pull_timeout_s,
+                layer_groups=self._settings.layer_groups,
             )
         return StoreAddress(self._directory, dict(self._stores), node_id)
 

@@ -27,7 +27,7 @@ def build(args: dict[str, Any]) -> Application:
     """Checks `args` (raises SettingsError) and binds ingress, control and the mode's workers."""
     settings = load_settings(args)
     with_store = settings.mode != "monolithic"
-    store = StoreSettings(int(settings.store.dram_gib * _GIB), settings.store.pull_timeout_s) if with_store else None
+    store = _store_settings(settings) if with_store else None
     control = ControlServer.options(
         ray_actor_options={"num_cpus": _SHELL_CPUS},
         max_ongoing_requests=_NO_LIMIT,
@@ -43,6 +43,11 @@ def build(args: dict[str, Any]) -> Application:
         max_ongoing_requests=_NO_LIMIT,
         health_check_period_s=_HEALTH_PERIOD_S,
     ).bind(settings.model_dump(exclude_unset=True), control, workers)
+
+
+def _store_settings(settings: AppSettings) -> StoreSettings:
+    store = settings.store
+    return StoreSettings(int(store.dram_gib * _GIB), store.pull_timeout_s, store.layer_groups)
 
 
 def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:

@@ -80,7 +80,7 @@ class NodeStore:
         pull_timeout_s: how long a pull may wait for its worker.
         settle_timeout_s: how long a pull waits for blocks that another pull is bringing.
         tail_ttl_s: a tail that nobody claims is freed after this time.
-        max_part_bytes: see `kv.part_range.plan_parts`.
+        max_part_bytes, layer_groups: see `kv.part_range.plan_parts`.
     """
 
     def __init__(
@@ -93,13 +93,14 @@ class NodeStore:
         settle_timeout_s: float = 2.0,
         tail_ttl_s: float = 60.0,
         max_part_bytes: int = MAX_PART_BYTES,
+        layer_groups: int = 1,
     ) -> None:
         self._store_id = store_id
         self._directory = directory
         self._pull_timeout_s = pull_timeout_s
         self._settle_timeout_s = settle_timeout_s
         self._tail_ttl_s = tail_ttl_s
-        self._max_part_bytes = max_part_bytes
+        self._cuts = {"max_part_bytes": max_part_bytes, "layer_groups": layer_groups}
         self._ledger = StoreLedger(dram_limit_bytes)
         self._making_room = asyncio.Lock()
         self._counts: Counter[str] = Counter()
@@ -184,11 +185,11 @@ class NodeStore:
         ticket = await self._ask(self._directory.begin_put.remote(keys, 2 * self._pull_timeout_s))
         pull.put_id = ticket.put_id
         # The tail gets room first: this request waits for it, while blocks are stored for later ones too.
-        tail = plan_tail(layout, fingerprint, num_tokens, max_part_bytes=self._max_part_bytes)
+        tail = plan_tail(layout, fingerprint, num_tokens, **self._cuts)
         if tail is not None and not _is_small(tail) and not await self._reserve(pull, tail.num_bytes):
             tail = None
         extents: list[PlannedParts] = []
-        for extent in plan_extents(layout, fingerprint, keys, ticket.missing, max_part_bytes=self._max_part_bytes):
+        for extent in plan_extents(layout, fingerprint, keys, ticket.missing, **self._cuts):
             if not await self._reserve(pull, extent.num_bytes):
                 break
             extents.append(extent)

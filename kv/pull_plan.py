@@ -35,6 +35,7 @@ def plan_extents(
     missing: Sequence[tuple[int, int]],
     *,
     max_part_bytes: int = MAX_PART_BYTES,
+    layer_groups: int = 1,
 ) -> list[PlannedParts]:
     """Extents for the block ranges [start, stop) of `missing`, first block first.
 
@@ -43,10 +44,11 @@ def plan_extents(
 
     Args:
         keys: the chain of the request, from its first block.
+        max_part_bytes, layer_groups: see `plan_parts`.
     """
     extents = []
     for start, stop in missing:
-        ranges = plan_parts(layout, stop - start, max_part_bytes=max_part_bytes)
+        ranges = plan_parts(layout, stop - start, max_part_bytes=max_part_bytes, layer_groups=layer_groups)
         for _, group in groupby(ranges, key=lambda part: part.first_block):
             headers = tuple(
                 PartHeader(
@@ -63,14 +65,22 @@ def plan_extents(
 
 
 def plan_tail(
-    layout: KvLayout, fingerprint: bytes, num_tokens: int, *, max_part_bytes: int = MAX_PART_BYTES
+    layout: KvLayout,
+    fingerprint: bytes,
+    num_tokens: int,
+    *,
+    max_part_bytes: int = MAX_PART_BYTES,
+    layer_groups: int = 1,
 ) -> PlannedParts | None:
-    """The parts of the partial last block of `num_tokens` tokens; None when the last block is full."""
+    """The parts of the partial last block of `num_tokens` tokens; None when the last block is full.
+
+    `max_part_bytes` and `layer_groups` as in `plan_parts`: a block that is small stays one part, whatever they are.
+    """
     tail_tokens = num_tokens % layout.block_tokens
     if tail_tokens == 0:
         return None
     first_block = layout.full_blocks(num_tokens)
-    ranges = plan_parts(layout, 1, max_part_bytes=max_part_bytes)
+    ranges = plan_parts(layout, 1, max_part_bytes=max_part_bytes, layer_groups=layer_groups)
     return _planned(
         tuple(PartHeader(layout, fingerprint, part.shifted(first_block), (), tail_tokens) for part in ranges)
     )

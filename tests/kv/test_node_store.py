@@ -294,6 +294,15 @@ def test_parts_of_a_block_are_put_together(setup: Setup, worker: Any) -> None:
     np.testing.assert_array_equal(asyncio.run(run()), [values_of(layout, key) for key in keys])
 
 
+def test_groups_of_layers_are_stored_apart_and_read_together(setup: Setup, worker: Any) -> None:
+    store = setup.store(layer_groups=2)
+    keys = chain("a", 8)
+    assert pull(store, worker, keys) == PullReceipt(8, None)
+    found = setup.lookup(keys)
+    assert [[part.range.num_layers for part in piece.parts] for piece in found.slices] == [[2, 2]]
+    assert fetch(setup, {"s": store}, keys, found) == (8, [])
+
+
 def test_only_missing_blocks_are_exported(setup: Setup, worker: Any) -> None:
     store, before = setup.store(), get(worker.num_exported_blocks.remote())
     keys = chain("a", 20)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kv.layout import KvLayout
 from kv.part_range import MIN_PART_LIMIT_BYTES, covers_all_lanes
 from kv.parts import encode_part
-from kv.pull_plan import plan_extents, plan_tail
+from kv.pull_plan import PlannedParts, plan_extents, plan_tail
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float32")
 """64 KiB a block, 12 blocks a part."""
@@ -53,6 +53,20 @@ def test_a_large_tail_is_several_parts() -> None:
     assert tail is not None
     assert len(tail.headers) == 2
     assert covers_all_lanes(WIDE, (header.range for header in tail.headers))
+
+
+def test_layer_groups_part_the_layers_of_extents_and_of_large_tails() -> None:
+    def layers_of(planned: PlannedParts) -> list[tuple[int, int]]:
+        return [(header.range.first_layer, header.range.num_layers) for header in planned.headers]
+
+    (extent,) = plan_extents(LAYOUT, b"model", KEYS, [(0, 8)], layer_groups=2)
+    assert layers_of(extent) == [(0, 2), (2, 2)]
+    assert covers_all_lanes(LAYOUT, (header.range for header in extent.headers))
+    large, small = (plan_tail(layout, b"model", 5, layer_groups=2) for layout in (WIDE, LAYOUT))
+    assert large is not None
+    assert layers_of(large) == [(0, 2), (2, 2)]
+    assert small is not None
+    assert layers_of(small) == [(0, 4)]
 
 
 def test_full_blocks_have_no_tail() -> None:
