@@ -172,6 +172,8 @@ class Dispatcher:
         ready = self._queue.admit_ready(self._pools())
         for request, decode_worker_id in ready.admitted:
             future = self._waiting[request.request_id]
+            if future.cancelled():
+                continue  # its client left in this turn of the loop; `admit` is about to tidy up, and pumps again
             try:
                 assignment = self._assign(request, decode_worker_id)
             except NoWorkerError as error:
@@ -180,7 +182,8 @@ class Dispatcher:
             future.set_result(assignment)
         for request, decision in ready.refused:
             self.num_rejected += 1
-            self._waiting[request.request_id].set_exception(RefusedError(decision))
+            if not self._waiting[request.request_id].cancelled():
+                self._waiting[request.request_id].set_exception(RefusedError(decision))
 
     def _pools(self) -> PoolState:
         rate = 0.0
