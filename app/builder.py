@@ -57,7 +57,7 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
     worker = WorkerSettings(
         model=settings.model,
         role=role,
-        engine=engine_config(engine),
+        engine=engine_config(engine, num_gpus),
         torch_threads=engine.torch_threads,
         lease_s=settings.store.lease_s,
         fetch_timeout_s=settings.store.fetch_timeout_s,
@@ -79,8 +79,10 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
     )
 
 
-def engine_config(engine: EngineSettings) -> EngineConfig:
-    """The engine's own config from the app's settings."""
+def engine_config(engine: EngineSettings, num_gpus: float) -> EngineConfig:
+    """The engine's own config from the app's settings, for a worker that Ray gives `num_gpus` GPUs."""
     values = engine.model_dump(exclude={"kv_cache_gib", "torch_threads"})
+    if engine.device == "auto" and num_gpus == 0:
+        values["device"] = "cpu"  # Ray hides no GPU from an actor that asked for none, so torch would see them all
     kv_cache_bytes = None if engine.kv_cache_gib is None else int(engine.kv_cache_gib * _GIB)
     return EngineConfig(**values, kv_cache_bytes=kv_cache_bytes)
