@@ -73,7 +73,7 @@ def write_random_model(model: RandomModel, out: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _byte_tokenizer()
+    tokenizer = byte_tokenizer()
     config = AutoConfig.for_model(**config_of(model), **_special_tokens(tokenizer))
     torch.manual_seed(model.seed)
     weights = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -107,7 +107,7 @@ def _special_tokens(tokenizer: Any) -> dict[str, Any]:
     return {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
 
 
-def _byte_tokenizer() -> Any:
+def byte_tokenizer() -> Any:
     """One token for each byte, after four special ones: any text goes in and comes back out."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -22,6 +22,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from actors.random_model import byte_tokenizer
+
 CLOSE_CALL = 2e-4
 TOKENS_PER_CLOSE_CALL = 5000
 
@@ -65,8 +67,8 @@ FAMILIES: dict[str, PreTrainedConfig] = {
 
 
 def make_model(config: PreTrainedConfig, folder: Path, seed: int = 0, **save: object) -> Path:
-    """Saves a random float32 model of `config`. Weights are larger than the default initialisation, so that logits
-    differ."""
+    """Saves a random float32 model of `config`, with a byte tokenizer. Weights are larger than the default
+    initialisation, so that logits differ."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -76,6 +78,7 @@ def make_model(config: PreTrainedConfig, folder: Path, seed: int = 0, **save: ob
             elif "bias" in name:
                 parameter.normal_(std=0.1)
     model.save_pretrained(folder, **save)
+    byte_tokenizer().save_pretrained(folder)
     return folder
 
 

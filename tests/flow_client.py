@@ -1,0 +1,85 @@
+"""Sends token ids through the real workers as an ingress does and gets ids back: the app without HTTP and text."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors.addresses import address_of
+from actors.engine.request import EngineRequest, SamplingParams
+from app.dispatcher import Dispatcher
+from app.sequence_flow import SequenceFlow, SequencePlan
+from kv.keys import block_keys
+from migrate.admission import AdmissionPolicy
+from migrate.dispatch import make_policy
+from migrate.roster import Member
+
+
+@dataclass(frozen=True)
+class FlowAnswer:
+    tokens: list[int]
+    finish_reason: str | None
+    cached_tokens: int | None
+    prefill_worker_id: str | None
+    decode_worker_id: str | None
+
+
+@dataclass(frozen=True)
+class FlowClient:
+    """Over the workers of one application. `directory` is its directory actor, or None."""
+
+    members: tuple[Member, ...]
+    mode: str
+    directory: Any = None
+    policy: str = "load_aware"
+
+    def run(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams], *, together: bool
+    ) -> list[FlowAnswer]:
+        """One answer a prompt; all in flight at once, or one after the other."""
+        if isinstance(sampling, SamplingParams):
+            sampling = [sampling] * len(prompts)
+        requests = [
+            EngineRequest(uuid.uuid4().hex, tuple(prompt), params)
+            for prompt, params in zip(prompts, sampling, strict=True)
+        ]
+        return asyncio.run(self._run(requests, together))
+
+    async def _run(self, requests: Sequence[EngineRequest], together: bool) -> list[FlowAnswer]:
+        owner = f"test-{uuid.uuid4().hex}"
+        dispatcher = Dispatcher(
+            owner, self.mode, make_policy(self.policy), AdmissionPolicy(1000, 1000), 600.0, on_suspect=lambda _: None
+        )
+        dispatcher.update_members(self.members)
+        try:
+            flows = [self._answer(replace(request, owner=owner), dispatcher) for request in requests]
+            if together:
+                return list(await asyncio.gather(*flows))
+            return [await flow for flow in flows]
+        finally:
+            dispatcher.stop()
+
+    async def _answer(self, request: EngineRequest, dispatcher: Dispatcher) -> FlowAnswer:
+        facts = address_of(self.members[0]).facts
+        block_tokens = facts.layout.block_tokens
+        keys = tuple(block_keys(request.prompt_token_ids, block_tokens, facts.fingerprint, request.salt))
+
+        async def cached_tokens(keys: tuple[bytes, ...]) -> int:
+            return 0 if self.directory is None else block_tokens * await self.directory.match_blocks.remote(keys)
+
+        flow = SequenceFlow(
+            request, SequencePlan(block_tokens, keys, cached_tokens, self.mode != "monolithic"), dispatcher
+        )
+        tokens: list[int] = []
+        cached, finish_reason = None, None
+        async with aclosing(flow.events()) as events:
+            async for event in events:
+                if event.token_id is not None:
+                    tokens.append(event.token_id)
+                cached = event.cached_tokens if event.cached_tokens is not None else cached
+                finish_reason = event.finish_reason
+        return FlowAnswer(tokens, finish_reason, cached, flow.prefill_worker_id, flow.decode_worker_id)
