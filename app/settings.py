@@ -81,7 +81,10 @@ class _EngineFields(_Settings):
     )
     max_running_requests: int = Field(default=64, ge=1, description="Sequences in the running batch at most.")
     max_context_tokens: int | None = Field(
-        default=None, ge=2, description="Longest prompt plus answer in tokens. null: what the model was made for."
+        default=None,
+        ge=2,
+        description="Longest prompt plus answer in tokens, if the KV cache holds so many. null: what the model was made "
+        "for.",
     )
     attention: Literal["auto", "torch", "flash"] = Field(
         default="auto",
@@ -141,7 +144,10 @@ class StoreSettings(_Settings):
     """The global KV store."""
 
     dram_gib: float = Field(
-        default=1.0, ge=0, description="KV kept in each node's object store at most, in GiB. 0: none."
+        default=1.0,
+        ge=0,
+        description="KV kept in each node's object store at most, in GiB; keep it well below the object store's own size. "
+        "0: none, so that decode workers compute prompts again.",
     )
     lease_s: float = Field(
         default=30.0, gt=0, description="Seconds that a hold on stored KV lasts unless it is renewed."
@@ -170,14 +176,15 @@ class DispatchSettings(_Settings):
 
 
 class IngressSettings(_Settings):
-    """The HTTP and gRPC front: admission, authentication, dispatch, health."""
+    """The HTTP front: admission, authentication, dispatch, health."""
 
     replicas: int = Field(default=1, ge=1, description="Ingress replicas.")
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs that Ray reserves for each ingress replica.")
     api_keys_file: str | None = Field(
         default=None,
         min_length=1,
-        description="File with the accepted API keys, one a line. null: no key is asked for.",
+        description="File with the names and hashes of the accepted API keys, one a line. null: no key is asked for, and "
+        "only clients on the ingress's own machine are served.",
     )
     max_inflight_requests: int = Field(
         default=256, ge=1, description="Requests that one ingress replica has running at most."
@@ -192,7 +199,8 @@ class IngressSettings(_Settings):
     stall_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds without progress, with work at hand, until /health says that a worker stalls.",
+        description="Seconds without progress, with work at hand, until /health says that a worker stalls; a step that "
+        "takes longer has its worker replaced.",
     )
 
 
@@ -225,7 +233,7 @@ class AppSettings(_Settings):
     decode: RoleSettings = Field(default_factory=RoleSettings, description="Decode workers (mode static).")
     monolithic: RoleSettings = Field(default_factory=RoleSettings, description="Workers of mode monolithic.")
     store: StoreSettings = Field(default_factory=StoreSettings, description="The global KV store.")
-    ingress: IngressSettings = Field(default_factory=IngressSettings, description="The HTTP and gRPC front.")
+    ingress: IngressSettings = Field(default_factory=IngressSettings, description="The HTTP front.")
     plan: PlanSettings = Field(default_factory=PlanSettings, description="Hardware facts for app.plan.")
 
     @field_validator("mode", mode="before")
