@@ -37,6 +37,8 @@ class WorkerMessage:
     events: list[TokenEvent] = field(default_factory=list)
     hand_overs: list[HandOver] = field(default_factory=list)
     load: WorkerLoad | None = None
+    session: int = 0
+    """Another number than in the message before: the worker took the ingress for dead and freed its requests."""
 
 
 @dataclass(frozen=True, slots=True)

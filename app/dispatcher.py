@@ -97,6 +97,7 @@ class Dispatcher:
         for worker_id, member in current.items():
             if worker_id not in self._links:
                 self._links[worker_id] = WorkerLink(member, self._owner, self._on_load, self._on_lost)
+        self._pump()
 
     async def admit(self, request: DispatchRequest) -> Assignment:
         """Waits for room in both pools and reserves it. Raises RefusedError. The caller ends it with `release`."""
@@ -208,8 +209,9 @@ class Dispatcher:
         self._pump()
 
     def _on_lost(self, link: WorkerLink) -> None:
-        if self._links.get(link.worker_id) is link:
-            del self._links[link.worker_id]
-            self._reservations.worker_gone(link.worker_id)
+        if self._links.get(link.worker_id) is not link:
+            return  # an earlier line to a worker that has another one by now, or has left
+        del self._links[link.worker_id]
+        self._reservations.worker_gone(link.worker_id)
         self._on_suspect(link.member)
         self._pump()

@@ -17,9 +17,10 @@ class Progress:
         self._steps: int | None = None
         self._since_s = now_s
 
-    def update(self, load: WorkerLoad, now_s: float) -> None:
-        """Takes a report in."""
-        idle = load.running_requests + load.waiting_requests == 0
+    def update(self, load: WorkerLoad, now_s: float, *, has_requests: bool = False) -> None:
+        """Takes a report in. `has_requests`: the reader waits for tokens from this worker. A step that hangs may be the
+        first one after a report of idleness, and then no report ever says that there is work."""
+        idle = load.running_requests + load.waiting_requests == 0 and not has_requests
         if idle or load.steps != self._steps:
             self._since_s = now_s
         self._steps = load.steps

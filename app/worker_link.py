@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from actors.addresses import address_of
-from actors.engine.request import TokenEvent
+from actors.engine.request import FINISH_ERROR, TokenEvent
 from actors.messages import HandOver, Submission, WorkerMessage
 from app.progress import Progress
 from migrate.load import WorkerLoad
@@ -46,11 +49,17 @@ class WorkerLink:
         self.load: WorkerLoad | None = None
         self.progress = Progress(asyncio.get_running_loop().time())
         self._handle = address_of(member).actor
-        self._owner = owner
+        # An owner of its own for each line: an earlier line to the same worker may have left a call open there, which
+        # would be given the messages meant for this one.
+        self._owner = f"{owner}/{secrets.token_hex(4)}"
+        self._session: int | None = None
         self._on_load = on_load
         self._on_lost = on_lost
         self._open: dict[str, asyncio.Queue[Delivery]] = {}
-        self._lost: WorkerLostError | None = None
+        self._ended: WorkerLostError | None = None
+        # Calls made while a client's request is served count as that request's own to Ray, which cancels them together
+        # with it; these must arrive whatever becomes of the client.
+        self._context = contextvars.copy_context()
         self._polling = asyncio.create_task(self._poll())
 
     @property
@@ -65,19 +74,23 @@ class WorkerLink:
 
     async def submit(self, submission: Submission) -> asyncio.Queue[Delivery]:
         """Sends a request; its events come through the returned queue until `close`. Raises WorkerLostError."""
-        if self._lost is not None:
-            raise self._lost
-        request_id = submission.request.request_id
+        if self._ended is not None:
+            raise self._ended
+        request = submission.request
+        submission = replace(submission, request=replace(request, owner=self._owner))
         queue: asyncio.Queue[Delivery] = asyncio.Queue()
-        self._open[request_id] = queue
+        self._open[request.request_id] = queue
         try:
-            await self._handle.submit.remote([submission])
+            await self._context.run(self._handle.submit.remote, [submission])
+        except RayTaskError as error:
+            # The worker answered: it is this request that it could not take.
+            queue.put_nowait(TokenEvent(request.request_id, None, FINISH_ERROR, error=str(error.cause)))
         except RayError as error:
-            self.close(request_id)
-            raise self._mark_lost(error) from error
+            self.close(request.request_id)
+            raise self._lose(error) from error
         except BaseException:
             # Cancelled while the call was under way: it may have arrived.
-            self.abort(request_id)
+            self.abort(request.request_id)
             raise
         return queue
 
@@ -86,40 +99,59 @@ class WorkerLink:
         self._open.pop(request_id, None)
 
     def abort(self, request_id: str) -> None:
-        """Frees the request on the worker. Does not wait: the caller may be in the middle of being cancelled."""
+        """Frees the request on the worker, if it is there. Does not wait: the caller may be in the middle of being
+        cancelled. A line that has ended tries too, since its worker may be alive."""
         self.close(request_id)
-        if self._lost is None:
-            self._handle.abort.remote([request_id])
+        self._context.run(self._handle.abort.remote, [request_id])
 
     def stop(self) -> None:
         """Ends the line: the worker left the roster, or the ingress shuts down."""
-        self._polling.cancel()
-        self._fail_open(self._lost or WorkerLostError(f"worker {self.worker_id} left"))
+        self._end(WorkerLostError(f"worker {self.worker_id} left"))
 
     async def _poll(self) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 message: WorkerMessage = await self._handle.collect.remote(self._owner, COLLECT_TIMEOUT_S)
-            except RayError as error:
-                self._mark_lost(error)
-                return
-            deliveries: list[TokenEvent | HandOver] = [*message.events, *message.hand_overs]
-            for delivery in deliveries:
-                queue = self._open.get(delivery.request_id)
-                if queue is not None:
-                    queue.put_nowait(delivery)
-            if message.load is not None:
-                self.load = message.load
-                self.progress.update(message.load, asyncio.get_running_loop().time())
-                self._on_load(message.load)
+                self._take(message)
+        except RayError as error:
+            self._lose(error)
+        except Exception as error:  # a defect of ours; a line that nobody listens to must not look alive
+            logger.exception("the line to worker %s broke", self.worker_id)
+            self._lose(error)
 
-    def _mark_lost(self, error: Exception) -> WorkerLostError:
-        if self._lost is None:
-            self._lost = WorkerLostError(f"worker {self.worker_id} was lost: {type(error).__name__}")
-            logger.warning("%s; %d of its requests are sent elsewhere", self._lost, self.num_open)
-            self._fail_open(self._lost)
+    def _take(self, message: WorkerMessage) -> None:
+        if self._session not in (None, message.session):
+            logger.warning(
+                "worker %s freed this ingress's %d requests: they are sent again", self.worker_id, self.num_open
+            )
+            self._fail_open(WorkerLostError(f"worker {self.worker_id} had freed the request"))
+        self._session = message.session
+        deliveries: list[TokenEvent | HandOver] = [*message.events, *message.hand_overs]
+        for delivery in deliveries:
+            queue = self._open.get(delivery.request_id)
+            if queue is not None:
+                queue.put_nowait(delivery)
+        if message.load is not None:
+            self.load = message.load
+            has_requests = bool(self._open)
+            self.progress.update(message.load, asyncio.get_running_loop().time(), has_requests=has_requests)
+            self._on_load(message.load)
+
+    def _lose(self, error: Exception) -> WorkerLostError:
+        """The worker does not answer, as a call to it said."""
+        if self._ended is None:
+            reason = WorkerLostError(f"worker {self.worker_id} was lost: {type(error).__name__}")
+            logger.warning("%s; %d of its requests are sent elsewhere", reason, self.num_open)
+            self._end(reason)
             self._on_lost(self)
-        return self._lost
+            return reason
+        return self._ended
+
+    def _end(self, reason: WorkerLostError) -> None:
+        if self._ended is None:
+            self._ended = reason
+        self._polling.cancel()
+        self._fail_open(reason)
 
     def _fail_open(self, reason: WorkerLostError) -> None:
         for queue in self._open.values():

@@ -41,6 +41,16 @@ def test_an_idle_worker_is_well() -> None:
     assert progress.stalled_s(100.0) == 2.0
 
 
+def test_a_worker_that_says_it_is_idle_though_requests_were_sent_to_it_is_not_believed() -> None:
+    progress = Progress(0.0)
+    progress.update(report(5), 10.0)
+    for now_s in (12.0, 14.0):
+        progress.update(report(5), now_s, has_requests=True)
+    assert progress.stalled_s(14.0) == 4.0
+    progress.update(report(6), 15.0, has_requests=True)
+    assert progress.stalled_s(15.0) == 0.0
+
+
 def test_work_that_has_just_come_to_a_long_idle_worker_is_not_a_stall() -> None:
     progress = Progress(0.0)
     progress.update(report(5, running=1), 0.0)
