@@ -83,8 +83,7 @@ class _EngineFields(_Settings):
     max_context_tokens: int | None = Field(
         default=None,
         ge=2,
-        description="Longest prompt plus answer in tokens, if the KV cache holds so many. null: what the model was made "
-        "for.",
+        description="Longest prompt plus answer in tokens, if the KV cache holds so many. null: the model's own limit.",
     )
     attention: Literal["auto", "torch", "flash"] = Field(
         default="auto",
@@ -146,7 +145,7 @@ class StoreSettings(_Settings):
     dram_gib: float = Field(
         default=1.0,
         ge=0,
-        description="KV kept in each node's object store at most, in GiB; keep it well below the object store's own size. "
+        description="KV kept in each node's object store at most, in GiB; keep it well below the object store's size. "
         "0: none, so that decode workers compute prompts again.",
     )
     lease_s: float = Field(
@@ -183,8 +182,8 @@ class IngressSettings(_Settings):
     api_keys_file: str | None = Field(
         default=None,
         min_length=1,
-        description="File with the names and hashes of the accepted API keys, one a line. null: no key is asked for, and "
-        "only clients on the ingress's own machine are served.",
+        description="File with the names and hashes of the accepted API keys, one a line. null: no key is asked for, "
+        "and only clients on the ingress's own machine are served.",
     )
     max_inflight_requests: int = Field(
         default=256, ge=1, description="Requests that one ingress replica has running at most."
