@@ -20,26 +20,29 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """The global store as a worker on one node sees it."""
+    """The global store as a worker on one node sees it. Of the moment it was given: a worker asks again now and then,
+    and until it does, blocks in the store of a new node are a miss."""
 
     directory: Any
+    """Handle of the `DirectoryActor`."""
     stores: dict[str, Any]
-    """Node stores by id: what a reader may have to fetch from."""
+    """Handles of the `NodeStore` actors by id (their node's): what a reader may have to fetch from."""
     local_store_id: str
     """The store of the worker's own node, which pulls from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RosterView:
-    """The roster at one version. `directory` is None without a global store."""
+    """The roster at one version, without suspects."""
 
     version: int
     members: tuple[Member, ...]
     directory: Any
+    """Handle of the `DirectoryActor`; None without a global store."""
 
 
 def address_of(member: Member) -> WorkerAddress:
-    """The address a member joined with."""
+    """The address a member joined with. Raises TypeError when it joined with something else."""
     if not isinstance(member.handle, WorkerAddress):
         given = type(member.handle).__name__
         raise TypeError(f"member {member.worker_id!r} joined without a WorkerAddress; got {given}")

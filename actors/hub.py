@@ -12,6 +12,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import IncompleteSnapshotError, LocalEntryNotFoundError
 
 PROBE_TIMEOUT_S = 4.0
+"""How long the Hub may take to answer at all before it counts as unreachable."""
 
 _FILES = [
     "config.json",

@@ -1,5 +1,5 @@
-"""What travels between an ingress and a worker, beside the engine's own request and token types. Plain and
-picklable."""
+"""What travels between an ingress and a worker, beside the engine's own types of request and token. All of it can be
+pickled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HandOver:
     num_tokens: int
     """Tokens whose KV is to be had: all but the one sampled last."""
     receipt: object
-    """The store's receipt; None when the KV could not be stored and the decode worker must compute it again."""
+    """The store's `PullReceipt`; None when the KV could not be stored and the decode worker must compute it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,13 @@ class WorkerFacts:
 
     layout: KvLayout
     fingerprint: bytes
+    """Of weights, dtype and layout (16 bytes): with the tokens and the salt it makes a block's key."""
     max_context_tokens: int
+    """Prompt and answer together; also the most that the worker's KV pool holds."""
     total_blocks: int
     vocab_size: int
+    """Of the model's logits, which may be more than the tokenizer has."""
     eos_token_ids: tuple[int, ...]
     backend: str
+    """Name of the attention backend. For people, as is the next."""
     device: str

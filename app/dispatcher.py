@@ -44,7 +44,16 @@ class Assignment:
 
 
 class Dispatcher:
-    """Keeps a line to every worker and admits requests. Used from one event loop."""
+    """Keeps a line to every worker and admits requests. Used from one event loop.
+
+    Args:
+        owner: this ingress replica's id, by which workers know whose requests are whose.
+        mode: "monolithic", where one worker takes both parts of a request, or another.
+        policy: chooses the prefill (or monolithic) worker.
+        admission: limits of this ingress replica.
+        reservation_ttl_s: after so long a reservation is dropped, whatever became of its request.
+        on_suspect: called with a worker that did not answer; its line is closed by then.
+    """
 
     def __init__(
         self,
@@ -100,7 +109,10 @@ class Dispatcher:
         self._pump()
 
     async def admit(self, request: DispatchRequest) -> Assignment:
-        """Waits for room in both pools and reserves it. Raises RefusedError. The caller ends it with `release`."""
+        """Waits for room in both pools and reserves it. The caller ends it with `release`.
+
+        Raises RefusedError, or NoWorkerError when the last worker that could take it left while it waited.
+        """
         decision = self._queue.offer(request, self._pools())
         if decision.verdict is Verdict.REJECT:
             self.num_rejected += 1

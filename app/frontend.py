@@ -42,7 +42,13 @@ logger = logging.getLogger("ray.serve")
 
 
 class Frontend:
-    """Serves one model through the workers of one application. Used from one event loop."""
+    """Serves one model through the workers of one application. Used from one event loop.
+
+    Args:
+        tokenizer: a fast one of transformers. ValueError when its decoder belongs to no family that `TokenBytes` knows.
+        model_name: what clients must give as `model`.
+        control: Serve handle of the control deployment.
+    """
 
     def __init__(self, settings: AppSettings, tokenizer: Any, model_name: str, control: Any) -> None:
         self.settings = settings
@@ -80,7 +86,8 @@ class Frontend:
 
     @property
     def context_tokens(self) -> int:
-        """The longest prompt and answer that every worker can hold."""
+        """The longest prompt and answer together that every worker can hold. Raises ApiError 503 before the first
+        worker has joined."""
         self._facts()
         return min(member.max_context_tokens for member in self._members)
 

@@ -24,6 +24,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_COUNT = 2**31 - 1
+"""Of any count of tokens, so that it fits an int32 wherever it goes."""
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """A temperature below this is treated as 0, as vLLM does: logits divided by it would overflow."""
 
@@ -84,11 +85,13 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 class StreamOptions(BaseModel):
+    """`stream_options` of a request."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     include_usage: bool | None = Field(None, description="true or false")
     include_obfuscation: bool | None = Field(None, description="true or false")
-    """Accepted, no effect: chunks are not padded."""
+    """No effect: chunks are never padded."""
 
 
 class GenerationRequest(BaseModel):

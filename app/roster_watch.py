@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 from actors.addresses import RosterView
 
 WATCH_TIMEOUT_S = 20.0
+"""How long one call stays open while nothing changes."""
 _RETRY_S = 0.5
 
 logger = logging.getLogger("ray.serve")

@@ -33,9 +33,11 @@ class SequencePlan:
 
     block_tokens: int
     block_keys: tuple[bytes, ...]
+    """Of the prompt's full blocks; none when the request computes its whole prompt anyway."""
     cached_tokens: Callable[[tuple[bytes, ...]], Awaitable[int]]
     """Asks the global store how many tokens of a prefix it has; 0 when it cannot be asked."""
     disaggregated: bool
+    """Whether prefill and decode are different workers, so that there is a hand-over."""
 
 
 class SequenceFlow:
