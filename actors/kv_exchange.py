@@ -45,12 +45,15 @@ class FoundPrefix:
 class KvExchange:
     """One worker's. Used from the worker's event loop; copies run in other threads."""
 
-    def __init__(self, loaded: LoadedModel, lease_s: float, fetch_timeout_s: float) -> None:
+    def __init__(self, loaded: LoadedModel, lease_s: float, fetch_timeout_s: float, publish_timeout_s: float) -> None:
+        """`publish_timeout_s`: above what a pull takes whose own time limits all run out, since it is for a store that
+        answers nothing at all."""
         self.misses: Counter[str] = Counter()
         """By metric label: why something was not fetched or not stored."""
         self._loaded = loaded
         self._lease_s = lease_s
         self._fetch_timeout_s = fetch_timeout_s
+        self._publish_timeout_s = publish_timeout_s
         self._store: StoreAddress | None = None
         self._leases: set[int] = set()
 
@@ -58,34 +61,62 @@ class KvExchange:
         """The store to deal with from now on (it may have been restarted)."""
         self._store = store
 
+    def tokens_in(self, num_blocks: int) -> int:
+        """Tokens of so many full blocks."""
+        return num_blocks * self._loaded.layout.block_tokens
+
     async def find(self, request: EngineRequest, hand_over: HandOver | None) -> FoundPrefix | None:
-        """Looks up and leases the longest prefix of the request's tokens, and its tail when it is handed over."""
+        """Looks up and leases the longest prefix of the request's tokens, and its tail when it is handed over. A tail
+        that is of no use, since what comes before it is not there, is freed."""
+        found, tail = None, tail_of(hand_over)
+        try:
+            found = await self._find(request, hand_over, tail)
+        finally:
+            if found is None or found.tail is None:
+                self.discard_tail(tail)
+        return found
+
+    async def _find(
+        self, request: EngineRequest, hand_over: HandOver | None, tail: TailReceipt | None
+    ) -> FoundPrefix | None:
         tokens = (*request.prompt_token_ids, *request.output_token_ids)
         layout = self._loaded.layout
         if self._store is None or request.sampling.prompt_logprobs is not None:
             return None
         # The last token always runs through the model: its logits choose the next one.
         keys = tuple(block_keys(tokens[:-1], layout.block_tokens, self._loaded.fingerprint, request.salt))
-        tail = None
-        if hand_over is not None and isinstance(hand_over.receipt, PullReceipt):
-            tail = hand_over.receipt.tail
-        if not keys:
-            lookup = Lookup(lease_id=None, slices=(), num_blocks=0)
-        else:
-            try:
-                lookup = await asyncio.wait_for(
-                    self._store.directory.lookup.remote(keys, self._lease_s), self._fetch_timeout_s
-                )
-            except STORE_FAILURES as error:
-                self.misses[failure_label(error)] += 1
+        lookup = Lookup(lease_id=None, slices=(), num_blocks=0)
+        if keys:
+            found = await self._lookup(self._store.directory, keys)
+            if found is None:
                 return None
+            lookup = found
+        if hand_over is not None and tail is not None and lookup.num_blocks == len(keys):
+            return FoundPrefix(keys, lookup, tail, hand_over.num_tokens)
+        num_tokens = self.tokens_in(lookup.num_blocks)
+        return FoundPrefix(keys, lookup, None, num_tokens) if num_tokens else None
+
+    async def _lookup(self, directory: Any, keys: Sequence[bytes]) -> Lookup | None:
+        """None when the directory cannot be asked. A lease that it grants too late, to a caller that has given up or
+        was cancelled, is ended when it comes."""
+        answer: asyncio.Task[Lookup] = asyncio.ensure_future(directory.lookup.remote(keys, self._lease_s))
+
+        def release(late: asyncio.Task[Lookup]) -> None:
+            if not late.cancelled() and late.exception() is None and late.result().lease_id is not None:
+                directory.release.remote(late.result().lease_id)
+
+        try:
+            lookup = await asyncio.wait_for(asyncio.shield(answer), self._fetch_timeout_s)
+        except STORE_FAILURES as error:
+            self._miss(failure_label(error))
+            answer.add_done_callback(release)
+            return None
+        except asyncio.CancelledError:
+            answer.add_done_callback(release)
+            raise
         if lookup.lease_id is not None:
             self._leases.add(lookup.lease_id)
-        whole = lookup.num_blocks == len(keys) and hand_over is not None
-        num_tokens = lookup.num_blocks * layout.block_tokens
-        if whole and tail is not None and hand_over is not None:
-            num_tokens = hand_over.num_tokens
-        return FoundPrefix(keys, lookup, tail, num_tokens) if num_tokens else None
+        return lookup
 
     async def fetch(self, found: FoundPrefix, block_ids: Sequence[int], first_token: int) -> int:
         """Brings the tokens from `first_token` (a multiple of the block size, held already before it) into the pages of
@@ -97,6 +128,7 @@ class KvExchange:
         first_block = first_token // layout.block_tokens
         lookup = _without_leading(found.lookup, first_block)
         done_blocks = first_block
+        tail = found.tail
         try:
             if store is None:
                 return first_token
@@ -114,14 +146,16 @@ class KvExchange:
                         await self._write(wanted, block_ids[piece.first_block + skipped : stop], payload)
                     done_blocks = stop
             done_tokens = done_blocks * layout.block_tokens
-            if found.num_tokens % layout.block_tokens and done_blocks == found.num_tokens // layout.block_tokens:
-                done_tokens = await self._fetch_tail(store, found, block_ids, done_tokens)
+            if tail is not None and done_blocks == layout.full_blocks(found.num_tokens):
+                claimed, tail = tail, None
+                done_tokens = await self._fetch_tail(store, claimed, found.num_tokens, block_ids, done_tokens)
             return done_tokens
         except STORE_FAILURES as error:
             self._miss(failure_label(error))
             return done_blocks * layout.block_tokens
         finally:
             self._leases.discard(found.lookup.lease_id or 0)
+            self.discard_tail(tail)
 
     def give_up(self, found: FoundPrefix) -> None:
         """Ends the lease of a prefix that is not fetched after all, and frees its tail. Does not wait."""
@@ -130,10 +164,14 @@ class KvExchange:
             self._leases.discard(lease_id)
             if store is not None:
                 store.directory.release.remote(lease_id)
-        if store is not None and found.tail is not None and found.tail.tail_id is not None:
-            owner = store.stores.get(found.tail.store_id)
+        self.discard_tail(found.tail)
+
+    def discard_tail(self, tail: TailReceipt | None) -> None:
+        """Frees a tail that nobody will claim; one that is claimed or gone is no error. Does not wait."""
+        if self._store is not None and tail is not None and tail.tail_id is not None:
+            owner = self._store.stores.get(tail.store_id)
             if owner is not None:
-                owner.discard_tail.remote(found.tail.tail_id)
+                owner.discard_tail.remote(tail.tail_id)
 
     async def renew_leases(self) -> None:
         """Keeps what queued requests found; to be called every third of the lease."""
@@ -152,10 +190,9 @@ class KvExchange:
         if self._store is None:
             return None
         store = self._store.stores[self._store.local_store_id]
+        pull = store.pull.remote(worker, export_id, keys, num_tokens, self._loaded.layout, self._loaded.fingerprint)
         try:
-            receipt: PullReceipt = await store.pull.remote(
-                worker, export_id, keys, num_tokens, self._loaded.layout, self._loaded.fingerprint
-            )
+            receipt: PullReceipt = await asyncio.wait_for(pull, self._publish_timeout_s)
         except STORE_FAILURES as error:
             self._miss(failure_label(error))
             return None
@@ -177,29 +214,32 @@ class KvExchange:
         return parts
 
     async def _fetch_tail(
-        self, store: StoreAddress, found: FoundPrefix, block_ids: Sequence[int], done_tokens: int
+        self, store: StoreAddress, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int], done_tokens: int
     ) -> int:
-        if found.tail is None:
-            return done_tokens
+        layout = self._loaded.layout
         parts = await fetch_tail(
-            store.stores, found.tail, found.num_tokens, self._loaded.layout, self._loaded.fingerprint,
+            store.stores, tail, num_tokens, layout, self._loaded.fingerprint,
             timeout_s=self._fetch_timeout_s, on_miss=self._miss,
         )  # fmt: skip
         if parts is None:
             return done_tokens
-        block = found.num_tokens // self._loaded.layout.block_tokens
+        block = layout.full_blocks(num_tokens)
         for part in parts:
             await self._write(part.header.range, block_ids[block : block + 1], part.payload)
-        return found.num_tokens
+        return num_tokens
 
     async def _write(self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any]) -> None:
-        """A copy that was begun is waited for even when the caller is cancelled: the pages are not free before."""
+        """A copy that was begun is waited for however often the caller is cancelled: the pages are not free before."""
         copy = asyncio.ensure_future(asyncio.to_thread(write_pages, self._loaded, part, block_ids, payload))
-        try:
-            await asyncio.shield(copy)
-        except asyncio.CancelledError:
-            await asyncio.wait({copy})
-            raise
+        is_cancelled = False
+        while not copy.done():
+            try:
+                await asyncio.wait({copy})
+            except asyncio.CancelledError:
+                is_cancelled = True
+        copy.result()
+        if is_cancelled:
+            raise asyncio.CancelledError
 
     def _miss(self, label: str) -> None:
         self.misses[label] += 1
@@ -213,3 +253,9 @@ def _without_leading(lookup: Lookup, first_block: int) -> Lookup:
         if stop > first_block:
             slices.append(piece)
     return replace(lookup, slices=tuple(slices))
+
+
+def tail_of(hand_over: HandOver | None) -> TailReceipt | None:
+    """The tail that goes with a hand-over, if there is one to claim."""
+    receipt = None if hand_over is None else hand_over.receipt
+    return receipt.tail if isinstance(receipt, PullReceipt) else None

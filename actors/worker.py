@@ -2,25 +2,23 @@
 
 Everything heavy runs off the event loop: steps in the engine's thread, copies and checksums in a pool. The loop only
 passes messages. A request is freed by exactly one of: its last token, an abort, the end of its export, or the silence
-of the ingress it belongs to.
+of the ingress it belongs to (`actors.request_tracker`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from actors.addresses import StoreAddress
 from actors.engine.config import EngineConfig
-from actors.messages import HandOver, Submission, WorkerFacts, WorkerMessage
+from actors.messages import Submission, WorkerFacts, WorkerMessage
 from actors.model_source import resolve_model
 from actors.outbox import Outbox
 from actors.worker_settings import WorkerSettings
@@ -32,13 +30,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from actors.engine.engine import Engine, StepResult
-    from actors.engine.request import TokenEvent
-    from actors.engine.scheduler import Fetch
-    from actors.kv_exchange import FoundPrefix
     from actors.load_report import LoadSnapshot
 
 _RATE_HALF_LIFE_TOKENS = 4096.0
 _HOUSEKEEPING_PERIOD_S = 1.0
+_PULL_STEPS = 4
+"""Waits of a pull that are limited one by one: for the directory (twice), the parts, and another pull's blocks."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,24 +49,26 @@ class Worker:
         from actors.engine_thread import EngineThread
         from actors.kv_exchange import KvExchange
         from actors.load_report import LoadSnapshot
+        from actors.request_tracker import RequestTracker
 
         self._worker_id = worker_id
         self._settings = settings
         self._outbox = Outbox()
         self._rate = RateEstimate(settings.prefill_tokens_per_s, _RATE_HALF_LIFE_TOKENS)
-        self._found: dict[str, FoundPrefix] = {}
-        self._arriving: set[str] = set()
-        self._cancelled: set[str] = set()
-        self._fetching: dict[str, asyncio.Task[int]] = {}
-        self._publishing: dict[str, asyncio.Task[None]] = {}
-        self._owners: dict[str, set[str]] = {}
         self._counts: Counter[str] = Counter()
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._snapshot: LoadSnapshot = LoadSnapshot()
         self._engine = await asyncio.to_thread(_make_engine, settings)
-        self._exchange = KvExchange(self._engine.loaded, settings.lease_s, settings.fetch_timeout_s)
-        self._thread = EngineThread(self._engine, self._after_turn)
+        self._exchange = KvExchange(
+            self._engine.loaded,
+            settings.lease_s,
+            settings.fetch_timeout_s,
+            publish_timeout_s=_PULL_STEPS * settings.pull_timeout_s,
+        )
+        self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
+        actor = ray.get_runtime_context().current_actor
+        self._requests = RequestTracker(self._thread, self._exchange, self._outbox, actor)
         # A turn without work, so that the first report does not wait for the first request.
         await asyncio.wrap_future(self._thread.call(lambda _: None))
         self._housekeeper = asyncio.create_task(self._keep_house())
@@ -93,13 +92,15 @@ class Worker:
         self._exchange.use_store(store)
 
     async def submit(self, submissions: Sequence[Submission]) -> None:
-        """Takes requests in. What becomes of them comes by `collect`, a refusal included."""
-        await asyncio.gather(*(self._submit(submission) for submission in submissions))
+        """Takes requests in, and does not wait. What becomes of them comes by `collect`, a refusal included."""
+        for submission in submissions:
+            self._requests.submit(submission)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Frees requests wherever they are; unknown ones are ignored, since they may have ended by themselves."""
+        """Frees requests wherever they are; unknown ones are ignored, since they may have ended by themselves, and
+        refused should they come later."""
         for request_id in request_ids:
-            self._abort(request_id)
+            self._requests.abort(request_id)
 
     async def collect(self, owner: str, timeout_s: float) -> WorkerMessage:
         """All news for one ingress since its last call, waiting for some up to `timeout_s`; always with a load
@@ -111,15 +112,23 @@ class Worker:
         return message
 
     async def export(self, export_id: str, ranges: Sequence[PartRange]) -> list[NDArray[np.uint8]]:
-        """For the node's store: the encoded parts of a request's KV, which this worker holds until the pull is over."""
-        block_ids, keys, num_tokens = await asyncio.wrap_future(
-            self._thread.call(lambda engine: engine.export_content(export_id))
-        )
-        return await asyncio.to_thread(self._exchange.export, ranges, block_ids, keys, num_tokens)
+        """For the node's store: the encoded parts of a request's KV, which this worker holds until the pull is over.
+        Raises LookupError when the pull was given up: the blocks are another request's by then."""
+        try:
+            block_ids, keys, num_tokens = await asyncio.wrap_future(
+                self._thread.call(lambda engine: engine.export_content(export_id))
+            )
+            return await asyncio.to_thread(self._exchange.export, ranges, block_ids, keys, num_tokens)
+        finally:
+            if not self._requests.is_publishing(export_id):
+                raise LookupError(f"the pull of request {export_id!r} is over")
 
     async def wait_closed(self) -> None:
-        """Does not return before `close`; fails the moment the process dies, which is what callers wait for."""
+        """Does not return before `close`; fails the moment the process dies or its engine does, which is what callers
+        wait for."""
         await self._closed.wait()
+        if self._thread.failure is not None:
+            raise RuntimeError(f"worker {self._worker_id}: {self._thread.failure}")
 
     async def close(self) -> None:
         """Ends the engine; the actor may be killed then."""
@@ -128,12 +137,14 @@ class Worker:
         await asyncio.to_thread(self._thread.stop)
 
     async def check_health(self, stall_timeout_s: float) -> None:
-        """Raises RuntimeError when a step takes longer than that, or the engine's books do not add up."""
-        if self._thread.defect is not None:
-            raise RuntimeError(f"worker {self._worker_id}: {self._thread.defect}")
+        """Raises RuntimeError when a turn of the engine takes longer than that, its thread ended, or its books do not
+        add up."""
+        problem = self._thread.failure or self._thread.defect
         stalled_s = self._thread.stalled_s()
-        if stalled_s > stall_timeout_s:
-            raise RuntimeError(f"worker {self._worker_id}: a step has been running for {stalled_s:.0f} s")
+        if problem is None and stalled_s > stall_timeout_s:
+            problem = f"a step has been running for {stalled_s:.0f} s"
+        if problem is not None:
+            raise RuntimeError(f"worker {self._worker_id}: {problem}")
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges, all numbers."""
@@ -150,42 +161,12 @@ class Worker:
             }
 
         stats = await asyncio.wrap_future(self._thread.call(read))
-        return {**stats, **self._counts, "store_misses": dict(self._exchange.misses)}
-
-    async def _submit(self, submission: Submission) -> None:
-        request = submission.request
-        request_id, owner = request.request_id, request.owner
-        self._owners.setdefault(owner, set()).add(request_id)
-        self._arriving.add(request_id)
-        try:
-            found = await self._exchange.find(request, submission.hand_over)
-        finally:
-            self._arriving.discard(request_id)
-        if request_id in self._cancelled:
-            self._cancelled.discard(request_id)
-            if found is not None:
-                self._exchange.give_up(found)
-            return
-        if found is not None:
-            self._found[request_id] = found
-            request = replace(request, external_tokens=found.num_tokens)
-
-        def added(future: Future[TokenEvent | None]) -> None:
-            if (refusal := future.result()) is not None:
-                self._in_loop(self._take_events, [refusal])
-
-        self._thread.call(lambda engine: engine.add(request)).add_done_callback(added)
-
-    def _abort(self, request_id: str) -> None:
-        if request_id in self._arriving:
-            self._cancelled.add(request_id)
-        elif request_id in self._fetching:
-            self._fetching[request_id].cancel()  # frees it when no copy into its pages runs any more
-        elif request_id not in self._publishing:  # an export frees its blocks itself, once nobody reads them
-            self._give_up(request_id)
-            self._thread.call(lambda engine: engine.abort(request_id))
-        for requests in self._owners.values():
-            requests.discard(request_id)
+        return {
+            **stats,
+            **self._counts,
+            "tracked_requests": len(self._requests),
+            "store_misses": dict(self._exchange.misses),
+        }
 
     def _after_turn(self, engine: Engine, result: StepResult) -> None:
         """In the engine's thread, after each of its turns."""
@@ -198,77 +179,22 @@ class Worker:
         if result.prefill_tokens:
             share = result.prefill_tokens / (result.prefill_tokens + result.decode_tokens)
             self._rate.update(result.prefill_tokens, result.duration_s * share)
-        for fetch in result.fetches:
-            request_id = fetch.sequence.request_id
-            task = asyncio.create_task(self._fetch(fetch))
-            self._fetching[request_id] = task
-            task.add_done_callback(functools.partial(self._after_fetch, fetch))
-        self._take_events(result.events)
+        self._requests.take_turn(result)
 
-    def _take_events(self, events: Sequence[TokenEvent]) -> None:
-        for event in events:
-            if event.finish_reason is not None or event.handed_over:
-                self._owners.get(event.owner, set()).discard(event.request_id)
-                self._give_up(event.request_id)
-            if event.handed_over:
-                self._publishing[event.request_id] = asyncio.create_task(
-                    self._publish(event.request_id, event.owner, wanted=event.finish_reason is None)
-                )
-        if events:
-            self._outbox.deliver(events)
-        else:
-            self._outbox.nudge()
-
-    async def _fetch(self, fetch: Fetch) -> int:
-        found = self._found.pop(fetch.sequence.request_id, None)
-        if found is None:
-            return fetch.first_token
-        return await self._exchange.fetch(found, fetch.sequence.block_ids, fetch.first_token)
-
-    def _after_fetch(self, fetch: Fetch, task: asyncio.Task[int]) -> None:
-        request_id = fetch.sequence.request_id
-        del self._fetching[request_id]
-        if task.cancelled():
-            self._give_up(request_id)
-            self._thread.call(lambda engine: engine.abort(request_id))
-            return
-        if (error := task.exception()) is not None:
-            logger.error("a fetch failed; its tokens are computed", exc_info=error)
-        num_tokens = fetch.first_token if error is not None else task.result()
-        self._thread.call(lambda engine: engine.fetched(request_id, num_tokens))
-
-    async def _publish(self, request_id: str, owner: str, *, wanted: bool) -> None:
-        """Has the store pull a prefilled request's KV, and tells its ingress (when a decode follows)."""
-        receipt, num_tokens = None, 0
-        try:
-            _, keys, num_tokens = await asyncio.wrap_future(
-                self._thread.call(lambda engine: engine.export_content(request_id))
-            )
-            actor = ray.get_runtime_context().current_actor
-            receipt = await self._exchange.publish(actor, request_id, keys, num_tokens)
-        finally:
-            del self._publishing[request_id]
-            self._thread.call(lambda engine: engine.release_export(request_id))
-            if wanted:
-                self._outbox.deliver_hand_over(owner, HandOver(request_id, num_tokens, receipt))
-
-    def _give_up(self, request_id: str) -> None:
-        """The lease of a request that ended without its fetch (all of it was cached here, or it was aborted)."""
-        found = self._found.pop(request_id, None)
-        if found is not None:
-            self._exchange.give_up(found)
+    def _after_failure(self) -> None:
+        """In the engine's thread, at its end."""
+        self._in_loop(self._closed.set)
 
     async def _keep_house(self) -> None:
         """Frees what belongs to ingresses that are gone, and renews the leases of queued requests."""
         elapsed_s = 0.0
         while True:
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
-            for owner in self._outbox.lost_owners(self._settings.owner_silence_s):
-                requests = self._owners.pop(owner, set())
+            for owner in self._outbox.lost_owners(round(self._settings.owner_silence_s / _HOUSEKEEPING_PERIOD_S)):
                 self._counts["lost_ingresses"] += 1
-                logger.warning("ingress %s is silent; its %d requests are freed", owner, len(requests))
-                for request_id in list(requests):
-                    self._abort(request_id)
+                num_freed = self._requests.abort_owner(owner)
+                logger.warning("ingress %s is silent; its %d requests are freed", owner, num_freed)
+            self._requests.forget_old()
             elapsed_s += _HOUSEKEEPING_PERIOD_S
             if elapsed_s >= self._settings.lease_s / 3:
                 elapsed_s = 0.0

@@ -18,6 +18,8 @@ class WorkerSettings:
     torch_threads: int
     lease_s: float
     fetch_timeout_s: float
+    pull_timeout_s: float = 5.0
+    """The store's own limit for taking a request's parts over."""
     prefill_tokens_per_s: float = 1000.0
     """Prior of the measured rate."""
     owner_silence_s: float = 10.0

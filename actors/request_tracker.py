@@ -1,0 +1,264 @@
+"""A worker's requests outside its engine: what is looked up, fetched and published for each, and who it is for.
+
+Each request has one record from `submit` until it is gone from here; every way out passes `_forget`. An abort may come
+at any moment, before the submission included, and may race with the engine's thread, which is a turn ahead: whatever
+the engine says of a request without a record is ignored, since its abort is on the way there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from actors.engine.engine import StepResult
+from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
+from actors.engine.scheduler import Fetch
+from actors.engine_thread import EngineStoppedError, EngineThread
+from actors.kv_exchange import FoundPrefix, KvExchange, tail_of
+from actors.messages import HandOver, Submission
+from actors.outbox import Outbox
+from kv.extents import TailReceipt
+
+T = TypeVar("T")
+
+_MEMORY_S = 60.0
+"""How long ended requests are remembered: hand-overs whose tail may still be unclaimed, and aborts that may have
+overtaken their submission."""
+
+logger = logging.getLogger("ray.serve")
+
+
+class _Stage(enum.Enum):
+    LOOKUP = "lookup"
+    """The directory is asked; the engine does not know the request."""
+    ENGINE = "engine"
+    FETCHING = "fetching"
+    """In the engine, which waits for KV from the store."""
+    PUBLISHING = "publishing"
+    """Prefilled; the store pulls its KV, and its blocks are held until that is over."""
+
+
+@dataclass(slots=True)
+class _Tracked:
+    owner: str
+    stage: _Stage = _Stage.LOOKUP
+    task: asyncio.Task[Any] | None = None
+    """What is under way in the stages other than ENGINE."""
+    found: FoundPrefix | None = None
+    """What the store has, leased, until it is fetched or turns out not to be needed."""
+    is_wanted: bool = True
+    """False: aborted, and only its task keeps it here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HandedOver:
+    owner: str
+    tail: TailReceipt
+    until_s: float
+
+
+class RequestTracker:
+    """Used from the worker's event loop."""
+
+    def __init__(self, thread: EngineThread, exchange: KvExchange, outbox: Outbox, actor: Any) -> None:
+        """`actor`: handle of the worker, for the store to pull from."""
+        self._thread = thread
+        self._exchange = exchange
+        self._outbox = outbox
+        self._actor = actor
+        self._loop = asyncio.get_running_loop()
+        self._tracked: dict[str, _Tracked] = {}
+        self._handed_over: OrderedDict[str, _HandedOver] = OrderedDict()
+        self._aborted: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tracked)
+
+    def is_publishing(self, request_id: str) -> bool:
+        """Whether the request's blocks are held for the store to pull."""
+        tracked = self._tracked.get(request_id)
+        return tracked is not None and tracked.stage is _Stage.PUBLISHING
+
+    def submit(self, submission: Submission) -> None:
+        """Takes a request in. A request id is used once: one that was aborted before it came is not begun."""
+        request_id, owner = submission.request.request_id, submission.request.owner
+        self._outbox.expect(owner)
+        if request_id in self._aborted or request_id in self._tracked:
+            return
+        tracked = self._tracked[request_id] = _Tracked(owner)
+        find = self._exchange.find(submission.request, submission.hand_over)
+        self._begin(tracked, _Stage.LOOKUP, find, functools.partial(self._after_lookup, submission, tracked))
+
+    def abort(self, request_id: str) -> None:
+        """Frees a request wherever it is; one that has ended already is no error."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            handed_over = self._handed_over.pop(request_id, None)
+            if handed_over is not None:
+                self._exchange.discard_tail(handed_over.tail)
+            self._aborted[request_id] = self._loop.time() + _MEMORY_S
+            return
+        tracked.is_wanted = False
+        if tracked.stage is _Stage.ENGINE:
+            self._forget(request_id)
+            self._thread.call(lambda engine: engine.abort(request_id))
+        elif tracked.task is not None and tracked.stage is not _Stage.PUBLISHING:
+            tracked.task.cancel()  # it ends when no copy into the request's blocks runs any more
+        # An export ends by itself, once nobody reads the blocks.
+
+    def abort_owner(self, owner: str) -> int:
+        """Frees everything of an ingress that is gone; returns how many requests that were."""
+        lost = [id_ for id_, tracked in self._tracked.items() if tracked.owner == owner and tracked.is_wanted]
+        unclaimed = [id_ for id_, handed_over in self._handed_over.items() if handed_over.owner == owner]
+        for request_id in lost + unclaimed:
+            self.abort(request_id)
+        return len(lost)
+
+    def forget_old(self) -> None:
+        """To be called now and then: drops the memory of requests that ended long ago."""
+        now_s = self._loop.time()
+        while self._aborted and next(iter(self._aborted.values())) < now_s:
+            self._aborted.popitem(last=False)
+        while self._handed_over and next(iter(self._handed_over.values())).until_s < now_s:
+            self._handed_over.popitem(last=False)
+
+    def take_turn(self, result: StepResult) -> None:
+        """What a turn of the engine gave."""
+        for fetch in result.fetches:
+            tracked = self._tracked.get(fetch.sequence.request_id)
+            if tracked is not None:
+                self._fetch(fetch, tracked)
+        self._take_events(result.events)
+
+    def _begin(
+        self,
+        tracked: _Tracked,
+        stage: _Stage,
+        work: Coroutine[Any, Any, T],
+        after: Callable[[asyncio.Task[T]], None],
+    ) -> None:
+        tracked.stage = stage
+        tracked.task = task = asyncio.create_task(work)
+        task.add_done_callback(after)
+
+    def _after_lookup(self, submission: Submission, tracked: _Tracked, task: asyncio.Task[FoundPrefix | None]) -> None:
+        request, found = submission.request, _result_of(task, None, "a look-up failed; nothing of it is reused")
+        if not tracked.is_wanted:
+            self._forget(request.request_id)
+            if found is not None:
+                self._exchange.give_up(found)
+            self._exchange.discard_tail(tail_of(submission.hand_over))  # a look-up that never began has not
+            return
+        tracked.stage, tracked.task = _Stage.ENGINE, None
+        if found is not None:
+            tracked.found = found
+            request = replace(request, external_tokens=found.num_tokens)
+
+        def added(future: Future[TokenEvent | None]) -> None:
+            error = future.exception()
+            if error is None:
+                refusal = future.result()
+            elif isinstance(error, EngineStoppedError):
+                return  # the whole worker ends, which whoever waits for the request learns
+            else:
+                refusal = _failure(request, f"the worker could not take the request: {error}")
+            if refusal is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._take_events, [refusal])
+
+        self._thread.call(lambda engine: engine.add(request)).add_done_callback(added)
+
+    def _fetch(self, fetch: Fetch, tracked: _Tracked) -> None:
+        request_id, found = fetch.sequence.request_id, tracked.found
+        if found is None:  # a preempted request that did without it the first time
+            self._thread.call(lambda engine: engine.fetched(request_id, fetch.first_token))
+            return
+        tracked.found = None
+        work = self._exchange.fetch(found, fetch.sequence.block_ids, fetch.first_token)
+        self._begin(tracked, _Stage.FETCHING, work, functools.partial(self._after_fetch, fetch, found, tracked))
+
+    def _after_fetch(self, fetch: Fetch, found: FoundPrefix, tracked: _Tracked, task: asyncio.Task[int]) -> None:
+        request_id = fetch.sequence.request_id
+        num_tokens = _result_of(task, fetch.first_token, "a fetch failed; its tokens are computed")
+        if task.cancelled():  # it may never have begun
+            self._exchange.give_up(found)
+        if not tracked.is_wanted:
+            self._forget(request_id)
+            self._thread.call(lambda engine: engine.abort(request_id))
+            return
+        tracked.stage, tracked.task = _Stage.ENGINE, None
+        self._thread.call(lambda engine: engine.fetched(request_id, num_tokens))
+
+    def _take_events(self, events: Sequence[TokenEvent]) -> None:
+        wanted = []
+        for event in events:
+            tracked = self._tracked.get(event.request_id)
+            if tracked is None:
+                continue
+            wanted.append(event)
+            self._give_up(tracked)
+            if event.handed_over:
+                decode_follows = event.finish_reason is None
+                work = self._publish(event.request_id, decode_follows)
+                after = functools.partial(self._after_publish, event.request_id, tracked, decode_follows)
+                self._begin(tracked, _Stage.PUBLISHING, work, after)
+            elif event.finish_reason is not None:
+                self._forget(event.request_id)
+        if wanted:
+            self._outbox.deliver(wanted)
+        else:
+            self._outbox.nudge()
+
+    async def _publish(self, request_id: str, decode_follows: bool) -> HandOver:
+        _, keys, num_tokens = await asyncio.wrap_future(
+            self._thread.call(lambda engine: engine.export_content(request_id))
+        )
+        if not decode_follows:
+            num_tokens = self._exchange.tokens_in(len(keys))  # nobody would claim the tail
+        receipt = None
+        if num_tokens:
+            receipt = await self._exchange.publish(self._actor, request_id, keys, num_tokens)
+        return HandOver(request_id, num_tokens, receipt)
+
+    def _after_publish(
+        self, request_id: str, tracked: _Tracked, decode_follows: bool, task: asyncio.Task[HandOver]
+    ) -> None:
+        nothing = HandOver(request_id, 0, None)
+        hand_over = _result_of(task, nothing, "a hand-over failed; the decode worker computes it again")
+        self._forget(request_id)  # first: an export that is still being copied is void from here on
+        self._thread.call(lambda engine: engine.release_export(request_id))
+        tail = tail_of(hand_over)
+        if not (decode_follows and tracked.is_wanted):
+            self._exchange.discard_tail(tail)
+            return
+        self._outbox.deliver_hand_over(tracked.owner, hand_over)
+        if tail is not None and tail.tail_id is not None:
+            self._handed_over[request_id] = _HandedOver(tracked.owner, tail, self._loop.time() + _MEMORY_S)
+
+    def _give_up(self, tracked: _Tracked) -> None:
+        """Ends the lease of what was found and is not needed: all of it was cached here, or the request is gone."""
+        if tracked.found is not None:
+            self._exchange.give_up(tracked.found)
+            tracked.found = None
+
+    def _forget(self, request_id: str) -> None:
+        self._give_up(self._tracked.pop(request_id))
+
+
+def _result_of(task: asyncio.Task[T], otherwise: T, complaint: str) -> T:
+    if task.cancelled():
+        return otherwise
+    if (error := task.exception()) is not None:
+        logger.error(complaint, exc_info=error)
+        return otherwise
+    return task.result()
+
+
+def _failure(request: EngineRequest, reason: str) -> TokenEvent:
+    return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=reason)
