@@ -78,9 +78,10 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
     ),
     (
         "RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH",
-        "Ray 2.60 makes a token for its cluster when it starts one (in `~/.ray/auth_token`); nodes that join, and "
-        "commands from elsewhere, need the same. `RAY_AUTH_MODE=disabled` switches that off: then whoever reaches "
-        "Ray's ports can run code on the cluster.",
+        "A local cluster that `serve run` starts asks for a token, which Ray 2.60 keeps in `~/.ray/auth_token`. For "
+        "clusters of `ray start`, make it with `ray get-auth-token --generate`, copy it to every node and set "
+        "`RAY_AUTH_MODE=token` there. `disabled` switches it off: then whoever reaches Ray's ports can run code on the "
+        "cluster.",
     ),
     ("RAY_ADDRESS", "The cluster that `serve run` uses instead of starting one."),
     ("RAY_DASHBOARD_ADDRESS", "The cluster that `serve deploy` and `serve status` talk to."),
