@@ -1,8 +1,7 @@
 """The thread that runs an engine's steps, and the way into it.
 
 The engine is used by this thread alone. Others hand in functions (`call`), which run between two steps; what a step
-gave
-goes out through a callback. With nothing to run the thread sleeps on its inbox: no polling.
+gave goes out through a callback. With nothing to run the thread sleeps on its inbox: no polling.
 """
 
 from __future__ import annotations

@@ -119,8 +119,15 @@ class KvExchange:
         return lookup
 
     async def fetch(self, found: FoundPrefix, block_ids: Sequence[int], first_token: int) -> int:
-        """Brings the tokens from `first_token` (a multiple of the block size, held already before it) into the pages of
-        `block_ids`, the request's blocks. Returns how many tokens from the beginning are in place.
+        """Brings the KV of a request's tokens into its blocks, from `first_token` on, and ends the lease.
+
+        Args:
+            block_ids: all the request's blocks; nobody else touches their pages until this returns.
+            first_token: a multiple of the block size. The KV of the tokens before it is in the blocks already.
+
+        Returns:
+            The KV of so many tokens, counted from the request's first, is in place: at least `first_token`, and fewer
+            than were found when something could not be had.
 
         When cancelled it ends between two copies: no copy runs on after the call ended.
         """

@@ -13,11 +13,15 @@ class WorkerSettings:
     """One worker's."""
 
     model: str
+    """As `actors.model_source` takes it."""
     role: Role
     engine: EngineConfig
     torch_threads: int
+    """Of its operators on the CPU, the engine's own thread included."""
     lease_s: float
+    """How long a hold on stored KV lasts; it is renewed three times in that time."""
     fetch_timeout_s: float
+    """For a look-up, and for all of a request's fetch: what has not come by then is computed."""
     pull_timeout_s: float = 5.0
     """The store's own limit for taking a request's parts over."""
     prefill_tokens_per_s: float = 1000.0
@@ -25,3 +29,4 @@ class WorkerSettings:
     owner_silence_s: float = 10.0
     """An ingress that has not asked for so long is gone; its requests are freed."""
     epoch: int = 0
+    """Of the worker id in the roster. Every replica has an id of its own, so its first life is its only one."""
