@@ -1,8 +1,8 @@
 """The Worker actor: owns a device, the engine on it and the worker's dealings with the store (design decision D1).
 
 Everything heavy runs off the event loop: steps in the engine's thread, copies into and out of pages in a pool. The loop
-passes messages and verifies what was fetched (a checksum at tens of GB/s). A request is freed by exactly one of: its last token, an abort, the end of its export, or the silence
-of the ingress it belongs to (`actors.request_tracker`).
+passes messages and verifies what was fetched (a checksum at tens of GB/s). A request is freed by exactly one of: its
+last token, an abort, the end of its export, or the silence of the ingress it belongs to (`actors.request_tracker`).
 """
 
 from __future__ import annotations
