@@ -111,7 +111,7 @@ class AdmissionPolicy:
             Verdict.REJECT,
             reason=RejectReason.QUEUE_FULL,
             detail=f"{pools.inflight_requests} requests are in flight and {queued_requests} wait, of at most "
-            f"{self.max_inflight_requests} and {self.max_queued_requests}; try again later",
+            f"{self.max_inflight_requests} and {self.max_queued_requests}",
             retry_after_s=retry_after_s(pools, queued_requests, queued_tokens + request.uncached_tokens),
         )
 
