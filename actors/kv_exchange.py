@@ -6,7 +6,6 @@ Every failure is a shorter prefix, never an error: what cannot be fetched is com
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -27,8 +26,6 @@ from kv.keys import block_keys
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
 from kv.ray_failures import STORE_FAILURES, failure_label
-
-logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 import uuid
@@ -37,8 +36,6 @@ from migrate.roster import Member
 _MATCH_TIMEOUT_S = 0.2
 """A directory that takes longer is not waited for: the answer only sharpens an estimate."""
 _SWEEP_PERIOD_S = 5.0
-
-logger = logging.getLogger("ray.serve")
 
 
 class Frontend:
