@@ -99,7 +99,11 @@ class Ingress:
         timeout_s = self._settings.ingress.request_timeout_s
         answer = Answer(request, generation, frontend.model_name, frontend.table, timeout_s)
         if request.stream:
-            return EventStream(await unless_gone(http_request, answer.stream()), media_type="text/event-stream")
+            try:
+                return EventStream(await unless_gone(http_request, answer.stream()), answer.close)
+            except BaseException:
+                await answer.close()
+                raise
         return JSONResponse(await unless_gone(http_request, answer.whole()))
 
     def _model_entry(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Answer:
         self._table = table
         self._timeout_s = timeout_s
         self._is_chat = isinstance(request, ChatCompletionRequest)
+        self._open: AsyncGenerator[Piece] | None = None
         prefix = "chatcmpl" if self._is_chat else "cmpl"
         self._head = AnswerHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
@@ -61,14 +62,15 @@ class Answer:
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """Waits for the first piece, so that what fails before it is an HTTP status (raises ApiError); then the
-        events."""
-        pieces = self._pieces()
-        try:
-            first = await anext(pieces)
-        except BaseException:
-            await pieces.aclose()
-            raise
+        events. Whatever comes of it, `close` must be called at the end."""
+        self._open = pieces = self._pieces()
+        first = await anext(pieces)
         return self._events(first, pieces)
+
+    async def close(self) -> None:
+        """Frees what a stream holds, one that was never read included. A second call does nothing."""
+        if self._open is not None:
+            await self._open.aclose()
 
     async def _events(self, first: Piece, pieces: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
         render, usage = self._renderer()
