@@ -93,4 +93,5 @@ class Outbox:
         line = self._lines.get(owner)
         if line is None:
             line = self._lines[owner] = _Line(next(self._sessions))
+            line.ready.set()  # its first call is answered at once: who asks knows nothing of this worker's load yet
         return line

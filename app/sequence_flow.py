@@ -7,7 +7,7 @@ one that sends it elsewhere. A request is resumed from its tokens alone: samplin
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -57,11 +57,7 @@ class SequenceFlow:
         Raises RefusedError (admission), RequestFailedError, or NoWorkerError.
         """
         for attempt in range(MAX_ATTEMPTS):
-            request = replace(
-                self._request,
-                request_id=f"{self._request.request_id}.{attempt}",
-                output_token_ids=tuple(self._outputs),
-            )
+            request = self._resumed(f"{self._request.request_id}.{attempt}", self._outputs)
             assignment = await self._dispatcher.admit(await self._dispatch_request(request))
             try:
                 async with aclosing(self._attempt(request, assignment)) as events:
@@ -78,6 +74,16 @@ class SequenceFlow:
             finally:
                 self._dispatcher.release(request.request_id)
         raise RequestFailedError(f"{MAX_ATTEMPTS} workers were lost while they had this request; it is not tried again")
+
+    def _resumed(self, request_id: str, output_token_ids: Sequence[int]) -> EngineRequest:
+        """The request after the tokens so far. What belongs to the first token is not asked for again: a worker that
+        is to report on the prompt computes all of it."""
+        sampling = self._request.sampling
+        if output_token_ids:
+            sampling = replace(sampling, prompt_logprobs=None)
+        return replace(
+            self._request, request_id=request_id, sampling=sampling, output_token_ids=tuple(output_token_ids)
+        )
 
     async def _dispatch_request(self, request: EngineRequest) -> DispatchRequest:
         cached = await self._plan.cached_tokens(self._plan.block_keys)
@@ -115,12 +121,19 @@ class SequenceFlow:
         if first is None or hand_over is None:
             return
         self.decode_worker_id = assignment.decode.worker_id
-        decode = Submission(replace(request, output_token_ids=(*request.output_token_ids, first)), hand_over)
-        async with aclosing(self._run(assignment.decode, decode)) as deliveries:
-            async for delivery in deliveries:
-                if isinstance(delivery, TokenEvent):
-                    self._dispatcher.decode_started(request.request_id)
-                    yield delivery
+        decode = Submission(self._resumed(request.request_id, [*request.output_token_ids, first]), hand_over)
+        is_taken_over = False
+        try:
+            async with aclosing(self._run(assignment.decode, decode)) as deliveries:
+                async for delivery in deliveries:
+                    is_taken_over = True
+                    if isinstance(delivery, TokenEvent):
+                        self._dispatcher.decode_started(request.request_id)
+                        yield delivery
+        finally:
+            if not is_taken_over:
+                # What was handed over waits for a reader, and only the prefill worker knows how to free it.
+                assignment.prefill.abort(request.request_id)
 
     @staticmethod
     async def _run(link: WorkerLink, submission: Submission) -> AsyncGenerator[TokenEvent | HandOver]:

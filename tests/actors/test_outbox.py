@@ -39,9 +39,18 @@ def test_each_owner_gets_its_own_news_in_order_and_once() -> None:
     run(body())
 
 
+def test_the_first_call_is_answered_at_once() -> None:
+    async def body() -> None:
+        message = await Outbox().collect("a", LONG_S)
+        assert not message.events
+
+    run(body())
+
+
 def test_news_and_a_nudge_wake_a_waiting_call() -> None:
     async def body() -> None:
         outbox = Outbox()
+        await outbox.collect("a", LONG_S)
         waiting = asyncio.create_task(outbox.collect("a", LONG_S))
         await asyncio.sleep(0)
         outbox.deliver([event("a", 1)])
@@ -57,6 +66,7 @@ def test_news_and_a_nudge_wake_a_waiting_call() -> None:
 def test_a_call_that_is_cancelled_loses_nothing() -> None:
     async def body() -> None:
         outbox = Outbox()
+        await outbox.collect("a", LONG_S)
         waiting = asyncio.create_task(outbox.collect("a", LONG_S))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -85,6 +95,7 @@ def test_owners_are_lost_after_so_many_periods_of_silence() -> None:
 def test_an_owner_with_an_open_call_is_not_silent() -> None:
     async def body() -> None:
         outbox = Outbox()
+        await outbox.collect("a", LONG_S)
         waiting = asyncio.create_task(outbox.collect("a", LONG_S))
         await asyncio.sleep(0)
         for _ in range(10):
