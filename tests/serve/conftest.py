@@ -3,13 +3,18 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ray import serve
 
 from app.builder import build
+from tests.openai_app import ARGS as openai_app_args
+from tests.openai_app import OpenAIApp
 from tests.running_app import APP_NAME, Deploy, RunningApp
+
+if TYPE_CHECKING:
+    from tests.reference_text import ReferenceText
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +45,19 @@ def deploy(http_port: int) -> Deploy:
         return running[key]
 
     return run
+
+
+@pytest.fixture
+def openai_app(deploy: Deploy) -> Iterator[OpenAIApp]:
+    """The app that the OpenAI tests share, with the official client."""
+    app = OpenAIApp.of(deploy(openai_app_args))
+    with app.client:
+        yield app
+
+
+@pytest.fixture(scope="session")
+def reference() -> ReferenceText:
+    """The default model in transformers."""
+    from tests.reference_text import ReferenceText
+
+    return ReferenceText()
