@@ -56,7 +56,7 @@ class OpenAIApp:
         """A ChatCompletion, or with `stream` an iterator of chunks. A string is one user message."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.client.chat.completions.create(model=self.model, messages=messages, **_arguments(options))  # type: ignore[call-overload]
+        return self.client.chat.completions.create(model=self.model, messages=messages, **_arguments(options))
 
     def complete(self, prompt: Any, **options: Any) -> Any:
         """A Completion, or with `stream` an iterator of chunks."""
@@ -124,7 +124,7 @@ def fresh_salt() -> str:
 def text_of(answer: ChatCompletion | Completion) -> str:
     """The text of an answer's only choice."""
     (choice,) = answer.choices
-    return (choice.message.content or "") if isinstance(answer, ChatCompletion) else choice.text  # type: ignore[union-attr]
+    return (choice.message.content or "") if isinstance(answer, ChatCompletion) else choice.text
 
 
 def cached_tokens(answer: ChatCompletion | Completion) -> int:

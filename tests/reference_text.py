@@ -24,7 +24,7 @@ class ReferenceText:
         torch.set_num_threads(1)
         self.model = load_reference(folder)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.eos: int = self.model.generation_config.eos_token_id  # type: ignore[union-attr, assignment]
+        self.eos: int = self.model.generation_config.eos_token_id
         self._greedy = lru_cache(maxsize=None)(self._generate)
 
     def chat_prompt(self, messages: str | Sequence[dict[str, Any]], **options: Any) -> list[int]:
@@ -42,7 +42,7 @@ class ReferenceText:
         output = self.model.generate(
             torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, **dict(options)
         )
-        return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+        return output[0, len(prompt) :].tolist()
 
     @torch.inference_mode()
     def greedy_with(self, prompt: Sequence[int], num_tokens: int, edit: EditLogits) -> list[int]:

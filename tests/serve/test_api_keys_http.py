@@ -1,0 +1,139 @@
+"""API keys of the running app: who comes in, and whose cache is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+from starlette.routing import Route
+
+from app.api_keys import new_key
+from app.ingress import http
+from tests.openai_app import OpenAIApp, RawAnswer, cached_tokens, send
+from tests.running_app import Deploy, RunningApp, small_roles
+
+pytestmark = pytest.mark.cluster
+
+BLOCK_TOKENS = 16
+PROMPT = "a prompt of more than three blocks, byte by byte, and so on"
+
+
+@dataclass(frozen=True)
+class KeyedApp:
+    app: RunningApp
+    alice: OpenAIApp
+    bob: OpenAIApp
+    alices_key: str
+
+    def send(self, method: str, path: str, authorization: str | None = None) -> RawAnswer:
+        headers = {} if authorization is None else {"Authorization": authorization}
+        return send(self.app.base_url, method, path, b"{}" if method != "GET" else b"", headers)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    """(key file, alice's key, bob's key)"""
+    file = tmp_path_factory.mktemp("keys") / "keys.txt"
+    (alice, first), (bob, second) = new_key("alice"), new_key("bob")
+    file.write_text(f"# who may come in\n{first}\n{second}\n", encoding="utf-8")
+    return str(file), alice, bob
+
+
+@pytest.fixture
+def keyed(deploy: Deploy, keys: tuple[str, str, str]) -> Iterator[KeyedApp]:
+    file, alice, bob = keys
+    roles = small_roles()
+    app = deploy(
+        {
+            "model": "random/llama-2x4",
+            "engine": {"block_tokens": BLOCK_TOKENS},
+            **roles,
+            "ingress": {**roles["ingress"], "api_keys_file": file},
+        }
+    )
+    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice)
+    with keyed.alice.client, keyed.bob.client:
+        yield keyed
+
+
+def leaves(routes: Iterable[Any]) -> Iterator[Route]:
+    """Routes, those of included routers too."""
+    for route in routes:
+        if isinstance(route, Route):
+            yield route
+        else:
+            yield from leaves(route.original_router.routes)
+
+
+ROUTES = sorted(
+    (method, route.path.replace("{model:path}", "some/model"))
+    for route in leaves(http.routes)
+    for method in route.methods or ()
+)
+"""Every route of the app, those of the framework included."""
+
+
+def test_the_app_has_the_routes_that_are_walked() -> None:
+    assert {"/health", "/v1/models", "/v1/chat/completions", "/v1/completions", "/debug/blocks", "/openapi.json"} <= {
+        path for _, path in ROUTES
+    }
+    assert all("{" not in path for _, path in ROUTES)
+
+
+@pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/nowhere"), ("POST", "/health"), ("GET", "/health/")])
+@pytest.mark.parametrize("authorization", [None, "Bearer eq-wrong", "Bearer", "Basic KEY", "KEY"])
+def test_without_a_right_key_only_liveness_answers(
+    keyed: KeyedApp, method: str, path: str, authorization: str | None
+) -> None:
+    if authorization is not None:
+        authorization = authorization.replace("KEY", keyed.alices_key)
+    answer = keyed.send(method, path, authorization)
+    if path == "/health":
+        assert answer.status == (200 if method in ("GET", "HEAD") else 405)
+        return
+    if method == "HEAD":
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        return
+    assert answer.error(401, "invalid_api_key")["type"] == "authentication_error"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_with_a_right_key_everything_answers(keyed: KeyedApp) -> None:
+    for method, path in ROUTES:
+        assert keyed.send(method, path, f"Bearer {keyed.alices_key}").status not in (401, 403)
+    for client in (keyed.alice, keyed.bob):
+        assert client.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
+
+
+def test_the_official_client_is_told(keyed: KeyedApp) -> None:
+    with pytest.raises(openai.AuthenticationError) as caught:
+        OpenAIApp.of(keyed.app, "eq-wrong")
+    assert caught.value.code == "invalid_api_key"
+    assert "eq-wrong" not in str(caught.value)
+
+
+def test_two_keys_share_no_cached_prefix(keyed: KeyedApp) -> None:
+    warm = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert warm > 0
+    got = [
+        cached_tokens(client.complete(PROMPT, max_tokens=2))
+        for client in (keyed.alice, keyed.alice, keyed.bob, keyed.bob, keyed.alice)
+    ]
+    assert got == [0, warm, 0, warm, warm]
+
+
+def test_a_salt_of_the_clients_own_parts_its_cache_further(keyed: KeyedApp) -> None:
+    prompt = PROMPT[::-1]
+    warm = (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def cached(client: OpenAIApp, salt: str | None) -> int:
+        return cached_tokens(client.complete(prompt, max_tokens=2, **({"cache_salt": salt} if salt else {})))
+
+    assert [cached(keyed.alice, None), cached(keyed.alice, None)] == [0, warm]
+    assert [cached(keyed.alice, "tenant 1"), cached(keyed.alice, "tenant 1")] == [0, warm]
+    assert [cached(keyed.alice, "tenant 2"), cached(keyed.alice, None)] == [0, warm]
+    # Nobody reaches into another key's cache by its salt.
+    assert [cached(keyed.bob, "tenant 1"), cached(keyed.bob, "tenant 1")] == [0, warm]
