@@ -15,7 +15,7 @@ from ray import serve
 
 from app.api_keys import ApiKeys
 from app.chat_protocol import ChatCompletionRequest
-from app.client_presence import EventStream, unless_gone
+from app.client_presence import Departures, EventStream, unless_gone
 from app.completion_protocol import CompletionRequest
 from app.frontend import Frontend
 from app.generation import Generation
@@ -24,12 +24,13 @@ from app.openai_answers import Answer
 from app.openai_errors import model_not_found
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import model_entry, model_list
-from app.request_parsing import parse_request
+from app.request_parsing import LONG_BODY_BYTES, parse_request
 from app.settings import AppSettings
 from app.tokenizer import load_tokenizer
 
 http = FastAPI(title="Equipoise", description="OpenAI-compatible serving with prefill and decode apart.")
 http.add_middleware(KeyGuard)
+http.add_middleware(Departures)
 install_error_handlers(http)
 
 
@@ -93,9 +94,15 @@ class Ingress:
         )
 
     async def _answer(self, http_request: Request, kind: type[Any], generate: Callable[..., Generation]) -> Response:
-        request: GenerationRequest = parse_request(await http_request.body(), kind)
+        body = await http_request.body()
+
+        def read() -> tuple[GenerationRequest, Generation]:
+            request: GenerationRequest = parse_request(body, kind)
+            return request, generate(request, http_request.state.principal)
+
+        # Template and tokenizer take a second a megabyte, in which no other request would get its tokens.
+        request, generation = await asyncio.to_thread(read) if len(body) > LONG_BODY_BYTES else read()
         frontend = self._frontend
-        generation = generate(request, http_request.state.principal)
         timeout_s = self._settings.ingress.request_timeout_s
         answer = Answer(request, generation, frontend.model_name, frontend.table, timeout_s)
         if request.stream:

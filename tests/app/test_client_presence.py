@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from fastapi import Request
+from ray.exceptions import TaskCancelledError
 from starlette.requests import ClientDisconnect
 
-from app.client_presence import EventStream, unless_gone
+from app.client_presence import Departures, EventStream, unless_gone
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "asgi": {"spec_version": "2.4"}}
 
@@ -137,5 +138,25 @@ def test_a_whole_stream_is_sent_and_its_source_closed_once() -> None:
         await EventStream(events(), close)(SCOPE, Client()._receive, send)
         assert b"".join(sent) == b"onetwo"
         assert closed == ["source"]
+
+    run(body)
+
+
+def test_a_call_that_serve_cancelled_is_a_client_that_left() -> None:
+    async def body() -> None:
+        seen: list[str] = []
+
+        async def app(_: Any, receive: Callable[[], Awaitable[Any]], __: Any) -> None:
+            seen.append((await receive())["type"])
+            raise ClientDisconnect
+
+        async def receive() -> dict[str, Any]:
+            raise TaskCancelledError
+
+        async def send(_: dict[str, Any]) -> None:
+            raise AssertionError("there is nobody to send to")
+
+        await Departures(app)(SCOPE, receive, send)
+        assert seen == ["http.disconnect"]
 
     run(body)
