@@ -9,6 +9,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from app.openai_errors import ApiError, invalid_request, shortened
 
+LONG_BODY_BYTES = 32 * 1024
+"""A longer body, which takes tens of milliseconds or more until it is tokens, is read in a thread."""
+
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 _PRIVATE_FIELDS = frozenset({"messages", "prompt", "stop", "cache_salt", "chat_template_kwargs"})

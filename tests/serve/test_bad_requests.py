@@ -78,6 +78,7 @@ TOO_LONG = [
     completion(prompt="hi", max_tokens=2**31 - 1),
     completion(prompt=[5] * CONTEXT_TOKENS, max_tokens=1, echo=True, logprobs=1),
     content("word " * 5000),
+    content("word " * 100_000),
     chat(max_tokens=CONTEXT_TOKENS),
     chat(max_tokens=2**31 - 1),
 ]
