@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from actors.engine.batch import build_batch
 from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
+from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.loading import LoadedModel
 from actors.engine.request import (
     FINISH_ERROR,
@@ -30,6 +30,7 @@ from actors.engine.request import (
 from actors.engine.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from actors.engine.scheduler import Chunk, Fetch, Scheduler
 from actors.engine.sequence import SequenceState, Status
+from actors.engine.step_runner import make_step_runner
 from kv.keys import extend_block_keys
 
 
@@ -52,13 +53,15 @@ class StepResult:
 class Engine:
     """One instance of a model on one device, serving many sequences."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, capture: Capture | None = None) -> None:
+        """`capture` stands in for CUDA's way of capturing decode steps, where there is no CUDA."""
         self.loaded = loaded
         self.config = config
         self.block_tokens = loaded.layout.block_tokens
         self.blocks = BlockManager(loaded.lanes.num_blocks)
         self.scheduler = Scheduler(config.scheduler_settings(self.block_tokens), self.blocks)
         self.counters = EngineCounters()
+        self._runner = make_step_runner(loaded, config, capture)
         self._sequences: dict[str, SequenceState] = {}
         self._rows: dict[str, SamplerRow] = {}
         self._exports: dict[str, SequenceState] = {}
@@ -71,6 +74,11 @@ class Engine:
         if self.config.max_context_tokens is not None:
             limits.append(self.config.max_context_tokens)
         return min(limits)
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        """The captured decode steps; None where every step is run operator by operator."""
+        return self._runner.graphs
 
     @property
     def has_work(self) -> bool:
@@ -162,17 +170,16 @@ class Engine:
         started_s = time.perf_counter()
         for chunk in chunks:
             self.counters.count_chunk(chunk)
-        batch = build_batch(plan.decodes, plan.prefills, self.block_tokens, self.loaded.arena.pages.device)
-        hidden = self.loaded.model.forward(batch)
-        last_rows = list(itertools.accumulate(chunk.num_tokens for chunk in chunks))
+        output = self._runner.run(plan)
+        last_rows = itertools.accumulate(chunk.num_tokens for chunk in chunks)
         for chunk, end in zip(chunks, last_rows, strict=True):
             if not chunk.sequence.reuses_prefix:
-                self._collect_prompt_logprobs(chunk, hidden[end - chunk.num_tokens : end])
-        sampling = [(chunk.sequence, end - 1) for chunk, end in zip(chunks, last_rows, strict=True) if chunk.samples]
-        tokens = self._sample([sequence for sequence, _ in sampling], hidden, [row for _, row in sampling])
+                self._collect_prompt_logprobs(chunk, output.hidden[end - chunk.num_tokens : end])
+        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
+        tokens = self._sample(sampling, output.sampled)
         for chunk in chunks:
             self.scheduler.computed(chunk)
-        events = [self._accept(sequence, token) for (sequence, _), token in zip(sampling, tokens, strict=True)]
+        events = [self._accept(sequence, token) for sequence, token in zip(sampling, tokens, strict=True)]
         result = StepResult(
             events,
             plan.fetches,
@@ -231,10 +238,11 @@ class Engine:
             k = sequence.request.sampling.prompt_logprobs or 0
             sequence.prompt_logprobs += prompt_logprobs(logits, sequence.tokens[start + 1 : stop + 1], k)
 
-    def _sample(self, sequences: list[SequenceState], hidden: torch.Tensor, rows: list[int]) -> list[_Token]:
+    def _sample(self, sequences: list[SequenceState], hidden: torch.Tensor) -> list[_Token]:
+        """The next token of each sequence; hidden [sequences, hidden]."""
         if not sequences:
             return []
-        logits = self.loaded.model.logits(hidden[torch.tensor(rows, device=hidden.device)])
+        logits = self.loaded.model.logits(hidden)
         output: SamplerOutput = sample(logits, [self._rows[sequence.request_id] for sequence in sequences])
         return [_Token(*token) for token in zip(output.token_ids, output.logprobs, output.errors, strict=True)]
 

@@ -27,6 +27,8 @@ class LaneTable:
         self._max_slabs = None if max_blocks is None else -(-max_blocks // arena.slab_pages)
         self._max_blocks = max_blocks
         self._pages: dict[int, torch.Tensor] = {}
+        self.version = 0
+        """Goes up whenever the tables of `pages` change: whatever was captured over the old ones is void."""
         self.deal()
         if self.num_blocks == 0:
             raise ArenaFullError(
@@ -69,7 +71,7 @@ class LaneTable:
             slabs = iter(self._arena.take(share * len(self._slabs)))
             for mine in self._slabs.values():
                 mine.extend(next(slabs) for _ in range(share))
-            self._pages.clear()
+            self._forget_pages()
         return self.num_blocks - before
 
     def depart(self, lanes: Iterable[Lane]) -> int:
@@ -78,7 +80,11 @@ class LaneTable:
         before = self.num_blocks
         for lane in list(lanes):
             self._arena.give_back(self._slabs.pop(lane))
-        self._pages.clear()
+        self._forget_pages()
         self._max_slabs = self._max_blocks = None  # a cap was for the lanes that shared the memory before
         self.deal()
         return self.num_blocks - before
+
+    def _forget_pages(self) -> None:
+        self._pages.clear()
+        self.version += 1
