@@ -56,10 +56,12 @@ def room_of(shape: ModelShape, engine: EngineSettings, *, on_gpu: bool, device_m
 
     Raises: SizingError: it can't fit.
     """
-    flash = on_gpu and engine.attention != "torch"
+    dtype = chosen_dtype(engine.dtype, shape.dtype, on_gpu=on_gpu)
+    # As the engine chooses where flash-attn is installed: it has no kernels for float32.
+    flash = on_gpu and engine.attention != "torch" and dtype != "float32"
     return room_for_kv(
         shape,
-        dtype=chosen_dtype(engine.dtype, shape.dtype, on_gpu=on_gpu),
+        dtype=dtype,
         block_tokens=engine.block_tokens or (256 if flash else 16),
         slab_pages=engine.slab_pages,
         on_gpu=on_gpu,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 import xxhash
 
 from actors.engine.arena import TORCH_DTYPES, Arena
-from actors.engine.attention.interface import choose_backend
+from actors.engine.attention.choice import choose_backend, default_block_tokens
 from actors.engine.config import ConfigError, EngineConfig
 from actors.engine.lane_table import LaneTable
 from actors.engine.model import CausalModel
@@ -48,9 +47,9 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     spec = read_model_spec(folder)
     device = choose_device(config.device)
     dtype_name = choose_dtype(config.dtype, spec, device)
-    block_tokens = config.block_tokens or choose_block_tokens(config, device)
+    block_tokens = config.block_tokens or default_block_tokens(config.attention, device, dtype_name, spec.head_dim)
     layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_tokens, dtype_name)
-    backend = choose_backend(config.attention, device, block_tokens)
+    backend = choose_backend(config.attention, device, block_tokens, dtype_name, spec.head_dim)
     dtype = TORCH_DTYPES[dtype_name]
 
     checkpoint = Checkpoint(folder)
@@ -104,12 +103,6 @@ def choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> str:
     if spec.checkpoint_dtype not in TORCH_DTYPES:
         return "float32"
     return "bfloat16" if spec.checkpoint_dtype == "float16" and device.type == "cpu" else spec.checkpoint_dtype
-
-
-def choose_block_tokens(config: EngineConfig, device: torch.device) -> int:
-    """flash-attn 2 wants pages of 256 tokens; 16 elsewhere, so that short prefixes are shared too."""
-    flash = config.attention != "torch" and device.type == "cuda" and importlib.util.find_spec("flash_attn")
-    return 256 if flash else 16
 
 
 def _kv_slabs(config: EngineConfig, layout: KvLayout, device: torch.device, weight_bytes: int) -> int:

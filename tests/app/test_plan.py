@@ -105,3 +105,5 @@ def test_flash_attention_plans_with_its_own_block_size() -> None:
     assert plan(load_settings(args), shape)["roles"]["decode"]["block_tokens"] == 256
     args["engine"]["attention"] = "torch"
     assert plan(load_settings(args), shape)["roles"]["decode"]["block_tokens"] == 16
+    args["engine"] |= {"attention": "auto", "dtype": "float32"}
+    assert plan(load_settings(args), shape, 1000)["roles"]["decode"]["block_tokens"] == 16

@@ -1,8 +1,7 @@
-"""What an attention backend does, and how one is chosen at run time."""
+"""What an attention backend does."""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +24,11 @@ class LayerKv:
 
 
 class AttentionBackend(Protocol):
-    """Writes new K and V to pages and attends over them. One instance serves all layers of an engine."""
+    """Writes new K and V to pages and attends over them. One instance serves all layers of an engine.
+
+    For a batch without prefills both calls can be captured in a CUDA graph: they wait for nothing on the device, take
+    no shape from its values, and make whatever they keep for a step anew in `begin` or after it.
+    """
 
     name: str
 
@@ -34,34 +37,5 @@ class AttentionBackend(Protocol):
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         """q [T, H * group, head_dim], k and v [T, H, head_dim], rotary applied, rows as in the batch of `begin`;
-        returns
-        [T, H * group, head_dim]. K and V of the rows are in their pages on return, and each row attends to all earlier
-        tokens of its sequence and itself."""
-
-
-class BackendError(ValueError):
-    """The backend that was asked for does not work here."""
-
-
-def choose_backend(name: str, device: torch.device, block_tokens: int) -> AttentionBackend:
-    """`auto` takes flash-attn on a CUDA device when it is installed and pages have a multiple of 256 tokens, else
-    torch's
-    own kernels."""
-    from actors.engine.attention.torch_backend import TorchAttention
-
-    if name not in ("auto", "torch", "flash"):
-        raise BackendError(f"attention is {name!r}; allowed are auto, torch and flash")
-    installed = importlib.util.find_spec("flash_attn") is not None
-    fits = device.type == "cuda" and installed and block_tokens % 256 == 0
-    if name == "flash" and not fits:
-        raise BackendError(
-            f"attention: flash needs a CUDA device (here {device.type}), the flash_attn package "
-            f"({'installed' if installed else 'not installed: pip install flash-attn'}) and block_tokens a multiple "
-            f"of 256 "
-            f"(here {block_tokens}); use attention: torch otherwise"
-        )
-    if name == "torch" or not fits:
-        return TorchAttention()
-    from actors.engine.attention.flash import FlashAttention
-
-    return FlashAttention()
+        returns [T, H * group, head_dim]. K and V of the rows are in their pages on return, and each row attends to all
+        earlier tokens of its sequence and itself."""
