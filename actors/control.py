@@ -1,7 +1,8 @@
 """The control deployment: the roster of workers, and the actors of the global store.
 
 One replica. It owns the directory and the node stores, so that they live as long as it does and end with the app. When
-it restarts, workers join again by themselves and the store begins empty.
+it restarts, workers join again by themselves and the store begins empty. When one of the actors crashes, Ray starts it
+again under the same handle: a directory then knows no block, and a store has none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.addresses import RosterView, StoreAddress, address_of
@@ -20,6 +21,9 @@ from actors.store_settings import StoreSettings
 from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
 from migrate.roster import Member, Roster
+
+_ALWAYS = -1
+_PING_TIMEOUT_S = 2.0
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,7 +36,7 @@ class ControlServer:
         """`store` None: no global store (monolithic mode)."""
         self._roster = Roster()
         self._settings = store
-        self._directory: Any = None if store is None else DirectoryActor.remote()
+        self._directory: Any = None if store is None else DirectoryActor.options(max_restarts=_ALWAYS).remote()
         self._stores: dict[str, Any] = {}
         self._changed = asyncio.Condition()
         self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -71,6 +75,17 @@ class ControlServer:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._roster.version != version), timeout_s)
         return RosterView(self._roster.version, self._roster.members(), self._directory)
 
+    async def check_health(self) -> None:
+        """Serve asks now and then. A store that is gone for good (Ray does not start one again that was killed on
+        purpose, or whose node is lost) is forgotten, and made anew for the next worker of its node that joins. The
+        directory cannot be replaced under those who have its handle: raising replaces this replica, and all with it."""
+        for store_id, store in list(self._stores.items()):
+            if await _is_gone(store):
+                logger.warning("the store of node %s is gone", store_id)
+                del self._stores[store_id]
+        if self._directory is not None and await _is_gone(self._directory):
+            raise RuntimeError("the directory is gone")
+
     async def store_stats(self) -> dict[str, Any]:
         """Counters of the directory and of each node's store; empty without a store."""
         if self._directory is None:
@@ -83,7 +98,7 @@ class ControlServer:
             return None
         if node_id not in self._stores:
             self._stores[node_id] = NodeStore.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+                max_restarts=_ALWAYS, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
             ).remote(
                 node_id,
                 self._directory,
@@ -104,3 +119,16 @@ class ControlServer:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+async def _is_gone(actor: Any) -> bool:
+    """Whether an actor of the store is dead for good; one that is slow, or being started again, is not."""
+    for _ in range(2):  # a call that was under way when the actor crashed may end the same way
+        try:
+            await asyncio.wait_for(actor.stats.remote(), _PING_TIMEOUT_S)
+        except ActorDiedError:
+            continue
+        except (RayError, TimeoutError):
+            return False
+        return False
+    return True

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -21,7 +22,11 @@ from actors.addresses import StoreAddress, WorkerAddress
 from actors.messages import WorkerFacts
 from actors.worker import Worker
 from actors.worker_settings import WorkerSettings
-from migrate.roster import Member
+from migrate.roster import Member, RosterError
+
+JOIN_TIMEOUT_S = 3.0
+"""A health check may take this much longer than the worker's own part of it."""
+_CLOSE_TIMEOUT_S = 10.0
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,16 +65,18 @@ class WorkerServer:
         """Serve asks now and then; raising replaces the replica. Joins again, in case the roster was restarted."""
         await asyncio.wait_for(self._worker.check_health.remote(self._stall_timeout_s), self._stall_timeout_s)
         try:
-            await asyncio.wait_for(self._join(), self._stall_timeout_s)
-        except (RayError, TimeoutError) as error:
+            await asyncio.wait_for(self._join(), JOIN_TIMEOUT_S)
+        except RosterError:
+            raise  # it was taken for dead and may not come back under this name: a new replica can
+        except (RayError, RayServeException, TimeoutError) as error:
             # The control deployment's trouble is not this replica's: it goes on with the store it knows.
             logger.warning("worker %s could not join again: %s", self._worker_id, type(error).__name__)
 
     async def __del__(self) -> None:
         """Serve calls this when it stops the replica."""
         self._control.leave.remote(self._worker_id, self._member.epoch)
-        with contextlib.suppress(RayError):  # it may be why this replica stops
-            await self._worker.close.remote()
+        with contextlib.suppress(RayError, TimeoutError):  # it may be why this replica stops
+            await asyncio.wait_for(self._worker.close.remote(), _CLOSE_TIMEOUT_S)
 
     async def _join(self) -> None:
         store: StoreAddress | None = await self._control.join.remote(self._member)

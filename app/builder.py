@@ -8,7 +8,7 @@ from ray.serve import Application
 
 from actors.control import ControlServer
 from actors.engine.config import EngineConfig
-from actors.servers import DecodeServer, MonolithicServer, PrefillServer
+from actors.servers import JOIN_TIMEOUT_S, DecodeServer, MonolithicServer, PrefillServer
 from actors.store_settings import StoreSettings
 from actors.worker_settings import WorkerSettings
 from app.ingress import Ingress
@@ -32,6 +32,7 @@ def build(args: dict[str, Any]) -> Application:
         ray_actor_options={"num_cpus": _SHELL_CPUS},
         max_ongoing_requests=_NO_LIMIT,
         num_replicas=1,
+        health_check_period_s=_HEALTH_PERIOD_S,
         logging_config={"enable_access_log": False},  # its callers are ours, and call every few seconds
     ).bind(store)
     workers = [_bind_workers(settings, role, control) for role in settings.roles]
@@ -74,7 +75,7 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
             placement_group_strategy="STRICT_PACK",
             max_ongoing_requests=_NO_LIMIT,
             health_check_period_s=_HEALTH_PERIOD_S,
-            health_check_timeout_s=max(settings.ingress.stall_timeout_s, 10.0),
+            health_check_timeout_s=settings.ingress.stall_timeout_s + 2 * JOIN_TIMEOUT_S,
         )
         .bind(worker, control, num_gpus, settings.ingress.stall_timeout_s)
     )
