@@ -12,6 +12,7 @@ import psutil
 import ray
 from ray import serve
 
+from actors.addresses import RosterView
 from tests.running_app import APP_NAME, RunningApp, wait_until
 
 FREE_LIMIT_S = 8.0
@@ -24,6 +25,13 @@ def store_stats() -> dict[str, Any]:
     control = serve.get_deployment_handle("ControlServer", APP_NAME)
     stats: dict[str, Any] = control.store_stats.remote().result(timeout_s=30)
     return stats
+
+
+def directory() -> Any:
+    """Handle of the directory's actor."""
+    control = serve.get_deployment_handle("ControlServer", APP_NAME)
+    view: RosterView = control.watch.remote(-1, 0.0).result(timeout_s=30)
+    return view.directory
 
 
 def held(app: RunningApp) -> dict[str, int]:
@@ -85,10 +93,10 @@ def stopped(process: psutil.Process) -> Iterator[None]:
         os.kill(process.pid, signal.SIGCONT)
 
 
-def replica(deployment: str) -> Any:
-    """Handle of a Serve replica's actor."""
-    prefix = f"SERVE_REPLICA::{APP_NAME}#{deployment}#"
+def replica(deployment: str, replica_id: str = "") -> Any:
+    """Handle of a Serve replica's actor; of any one, unless an id is given."""
+    prefix = f"SERVE_REPLICA::{APP_NAME}#{deployment}#{replica_id}"
     for named in ray.util.list_named_actors(all_namespaces=True):
         if named["name"].startswith(prefix):
             return ray.get_actor(named["name"], namespace=named["namespace"])
-    raise LookupError(f"no replica of {deployment} runs")
+    raise LookupError(f"no replica {replica_id!r} of {deployment} runs")
