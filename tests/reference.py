@@ -1,8 +1,6 @@
 """What the tests hold the engine against: transformers' own models, tiny and random or the default one.
 
-Greedy equality follows one rule everywhere. Batching changes float32 sums by about 1e-4, so a token may differ from the
-reference's argmax only where the reference's two largest logits lie within 2e-4, and such places are counted: at most
-one in 5,000 tokens.
+Greedy equality follows one rule everywhere, that of `load_tests.greedy_rule`.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ from transformers import (
 )
 
 from actors.random_model import byte_tokenizer
-
-CLOSE_CALL = 2e-4
-TOKENS_PER_CLOSE_CALL = 5000
+from load_tests.greedy_rule import check_greedy
 
 
 def _shape(**more: object) -> dict[str, object]:
@@ -87,30 +83,8 @@ def load_reference(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@torch.inference_mode()
-def close_calls(reference: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """Fails unless each output token is the reference's argmax given all tokens before it; returns the number of places
-    where it is not, but the two best logits lie within the tolerance. Where all tokens are the argmax, the output is
-    what
-    `generate` gives, by induction."""
-    tokens = torch.tensor([[*prompt, *output]])
-    logits = reference(tokens).logits[0, len(prompt) - 1 : -1].float()
-    close = 0
-    for position, (row, token) in enumerate(zip(logits, output, strict=True)):
-        best = int(row.argmax())
-        if token != best:
-            gap = float(row[best] - row[token])
-            assert gap <= CLOSE_CALL, (
-                f"output token {position} is {token}, the reference has {best}, {gap:.2e} above it"
-            )
-            close += 1
-    return close
-
-
 def assert_greedy(
     reference: PreTrainedModel, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
 ) -> None:
-    """`close_calls` over many, with the count within its limit."""
-    assert len(prompts) == len(outputs)
-    close = sum(close_calls(reference, prompt, output) for prompt, output in zip(prompts, outputs, strict=True))
-    assert close <= 1 + sum(map(len, outputs)) // TOKENS_PER_CLOSE_CALL
+    """Fails unless every output is the reference's, by the rule."""
+    check_greedy(reference, prompts, outputs)
