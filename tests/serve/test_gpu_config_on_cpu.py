@@ -40,7 +40,8 @@ def test_llama13b_serves_with_all_its_replicas(app: RunningApp) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda n: complete(app, f"prompt number {n}"), range(8)))
     assert all(answer["usage"]["completion_tokens"] == 4 for answer in answers)  # type: ignore[index]
-    assert all(stats["steps"] > 0 for stats in app.stats())
+    steps = {m.worker_id: s["steps"] for m, s in zip(app.members(), app.stats(), strict=True)}
+    assert all(count > 0 for count in steps.values()), steps
     # Whichever worker it goes to, the same request has the same answer.
     again = [complete(app, "prompt number 0")["choices"][0]["text"] for _ in range(4)]  # type: ignore[index]
     assert again == [answers[0]["choices"][0]["text"]] * 4  # type: ignore[index]
