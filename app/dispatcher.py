@@ -108,12 +108,13 @@ class Dispatcher:
                 self._links[worker_id] = WorkerLink(member, self._owner, self._on_load, self._on_lost)
         self._pump()
 
-    async def admit(self, request: DispatchRequest) -> Assignment:
-        """Waits for room in both pools and reserves it. The caller ends it with `release`.
+    async def admit(self, request: DispatchRequest, *, begun: bool = False) -> Assignment:
+        """Waits for room in both pools and reserves it. The caller ends it with `release`. `begun`: part of what was
+        admitted before, so that it waits rather than being refused for an overload.
 
         Raises RefusedError, or NoWorkerError when the last worker that could take it left while it waited.
         """
-        decision = self._queue.offer(request, self._pools())
+        decision = self._queue.offer(request, self._pools(), begun=begun)
         if decision.verdict is Verdict.REJECT:
             self.num_rejected += 1
             raise RefusedError(decision)

@@ -170,14 +170,14 @@ class Frontend:
             groups.append(choices)
         return Generation(groups, self._start)
 
-    def _start(self, request: EngineRequest) -> SequenceFlow:
+    def _start(self, request: EngineRequest, admitted: asyncio.Event) -> SequenceFlow:
         facts = self._facts()
         block_tokens = facts.layout.block_tokens
         keys: tuple[bytes, ...] = ()
         if request.sampling.prompt_logprobs is None:
             keys = tuple(block_keys(request.prompt_token_ids, block_tokens, facts.fingerprint, request.salt))
         plan = SequencePlan(block_tokens, keys, self._cached_tokens, self.settings.mode != "monolithic")
-        return SequenceFlow(request, plan, self.dispatcher)
+        return SequenceFlow(request, plan, self.dispatcher, admitted)
 
     async def _cached_tokens(self, keys: tuple[bytes, ...]) -> int:
         if not keys or self._directory is None:

@@ -1,7 +1,8 @@
 """One API request: its prompts and choices as sequences, their pieces merged, its usage counted.
 
 Choices of one prompt share its KV: the first is sent alone, the others when its first token is there, and find the
-prompt's blocks cached.
+prompt's blocks cached. Whether the request is refused for an overload is decided once, with its first sequence: the
+other prompts are sent when that one was admitted.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ class Choice:
 class Generation:
     """Runs the choices of one request. Iterate over `pieces` once; leaving it early frees all sequences everywhere."""
 
-    def __init__(self, prompts: Sequence[Sequence[Choice]], start: Callable[[EngineRequest], SequenceFlow]) -> None:
-        """`prompts`: for each prompt its choices."""
+    def __init__(
+        self, prompts: Sequence[Sequence[Choice]], start: Callable[[EngineRequest, asyncio.Event], SequenceFlow]
+    ) -> None:
+        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event."""
         self._prompts = prompts
+        self._admitted = asyncio.Event()
         self._start = start
         self._cached_tokens = [0] * len(prompts)
 
@@ -78,6 +82,8 @@ class Generation:
         async def forward(choice: Choice) -> None:
             if choice is not choices[0]:
                 await started.wait()
+            elif index:
+                await self._admitted.wait()
             async with aclosing(self._run(index, choice)) as pieces:
                 async for piece in pieces:
                     started.set()
@@ -91,7 +97,7 @@ class Generation:
             merged.put_nowait(_first_of(errors))
 
     async def _run(self, prompt_index: int, choice: Choice) -> AsyncGenerator[Piece]:
-        async with aclosing(self._start(choice.request).events()) as events:
+        async with aclosing(self._start(choice.request, self._admitted).events()) as events:
             async for event in events:
                 if event.cached_tokens is not None and choice is self._prompts[prompt_index][0]:
                     self._cached_tokens[prompt_index] = event.cached_tokens

@@ -6,6 +6,7 @@ one that sends it elsewhere. A request is resumed from its tokens alone: samplin
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -43,7 +44,16 @@ class SequencePlan:
 class SequenceFlow:
     """Runs one sequence. Iterate over `events` once; leaving the iteration early frees the sequence everywhere."""
 
-    def __init__(self, request: EngineRequest, plan: SequencePlan, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        plan: SequencePlan,
+        dispatcher: Dispatcher,
+        admitted: asyncio.Event | None = None,
+    ) -> None:
+        """`admitted` is shared by the sequences of one API request and set once the first of them was admitted. From
+        then on none of them, and no further attempt, is refused for an overload."""
+        self._admitted = asyncio.Event() if admitted is None else admitted
         self._request = request
         self._plan = plan
         self._dispatcher = dispatcher
@@ -58,7 +68,9 @@ class SequenceFlow:
         """
         for attempt in range(MAX_ATTEMPTS):
             request = self._resumed(f"{self._request.request_id}.{attempt}", self._outputs)
-            assignment = await self._dispatcher.admit(await self._dispatch_request(request))
+            dispatch_request = await self._dispatch_request(request)
+            assignment = await self._dispatcher.admit(dispatch_request, begun=self._admitted.is_set())
+            self._admitted.set()
             try:
                 async with aclosing(self._attempt(request, assignment)) as events:
                     async for event in events:

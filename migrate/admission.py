@@ -92,11 +92,19 @@ class AdmissionPolicy:
             raise ValueError(f"decode_overcommit is {self.decode_overcommit}; it must be finite and above 0")
 
     def decide(
-        self, request: DispatchRequest, pools: PoolState, *, queued_requests: int = 0, queued_tokens: int = 0
+        self,
+        request: DispatchRequest,
+        pools: PoolState,
+        *,
+        queued_requests: int = 0,
+        queued_tokens: int = 0,
+        begun: bool = False,
     ) -> Decision:
         """Decide on a request that has just come, behind `queued_requests` with `queued_tokens` uncached tokens in all.
 
-        While anything waits, nothing that comes later starts: first come, first served.
+        While anything waits before it, nothing starts: first come, first served. `begun`: it belongs to what was
+        admitted before (a further choice of a prompt, or a request whose worker was lost), so that it is too late to
+        refuse it for an overload: its client may have half of an answer.
         """
         refusal = self.never_fits(request, pools)
         if refusal is not None:
@@ -105,7 +113,7 @@ class AdmissionPolicy:
             decode_worker_id = self.decode_worker_with_room(request, pools)
             if decode_worker_id is not None:
                 return Decision(Verdict.ADMIT, decode_worker_id)
-        if queued_requests < self.max_queued_requests:
+        if begun or queued_requests < self.max_queued_requests:
             return Decision(Verdict.QUEUE)
         return Decision(
             Verdict.REJECT,
@@ -168,7 +176,8 @@ class Ready:
 
 
 class AdmissionQueue:
-    """Requests that wait to be admitted, first come first served; cancelling takes O(1).
+    """Requests that wait to be admitted, first come first served; cancelling takes O(1). What has begun came before all
+    that has not, so it goes first.
 
     Nothing overtakes the head. A large request waits until the pool has drained enough for it and cannot be starved by
     small ones behind it; the price is that these wait too.
@@ -176,28 +185,31 @@ class AdmissionQueue:
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self._policy = policy
+        self._begun: OrderedDict[str, DispatchRequest] = OrderedDict()
         self._waiting: OrderedDict[str, DispatchRequest] = OrderedDict()
         self._queued_tokens = 0
 
-    def offer(self, request: DispatchRequest, pools: PoolState) -> Decision:
+    def offer(self, request: DispatchRequest, pools: PoolState, *, begun: bool = False) -> Decision:
         """Decide on a new request; on QUEUE it is in the queue when this returns. On ADMIT the caller reserves at once.
+        `begun`: see `AdmissionPolicy.decide`.
 
         Raises:
             ValueError: a request of that id waits already.
         """
-        if request.request_id in self._waiting:
+        if request.request_id in self:
             raise ValueError(f"request {request.request_id!r} waits already; a request id is used once")
+        ahead = len(self._begun) if begun else len(self)
         decision = self._policy.decide(
-            request, pools, queued_requests=len(self._waiting), queued_tokens=self._queued_tokens
+            request, pools, queued_requests=ahead, queued_tokens=self._queued_tokens, begun=begun
         )
         if decision.verdict is Verdict.QUEUE:
-            self._waiting[request.request_id] = request
+            (self._begun if begun else self._waiting)[request.request_id] = request
             self._queued_tokens += request.uncached_tokens
         return decision
 
     def cancel(self, request_id: str) -> bool:
         """Take a request out (cancelled, disconnected, out of time). Returns whether it was waiting."""
-        request = self._waiting.pop(request_id, None)
+        request = self._begun.pop(request_id, None) or self._waiting.pop(request_id, None)
         if request is None:
             return False
         self._queued_tokens -= request.uncached_tokens
@@ -211,8 +223,8 @@ class AdmissionQueue:
         a request ends, a report comes or a worker joins or leaves.
         """
         ready = Ready()
-        while self._waiting:
-            request = next(iter(self._waiting.values()))
+        while len(self):
+            request = next(iter((self._begun or self._waiting).values()))
             refusal = self._policy.never_fits(request, pools)
             decode_worker_id = None if refusal else self._policy.decode_worker_with_room(request, pools)
             if refusal is not None:
@@ -226,10 +238,10 @@ class AdmissionQueue:
         return ready
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._begun) + len(self._waiting)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._waiting
+        return request_id in self._begun or request_id in self._waiting
 
 
 def _with_promise(pools: PoolState, request: DispatchRequest, decode_worker_id: str) -> PoolState:

@@ -29,6 +29,9 @@ class ScriptedFlow:
     request: EngineRequest
     tokens: Sequence[int | None]
     cached_tokens: int
+    admitted: asyncio.Event
+    is_admitted: asyncio.Event
+    """Set by the test when this one may be."""
     go: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     began: bool = False
     ended: bool = False
@@ -36,6 +39,8 @@ class ScriptedFlow:
     async def events(self) -> AsyncGenerator[TokenEvent]:
         self.began = True
         try:
+            await self.is_admitted.wait()
+            self.admitted.set()
             for position, token in enumerate(self.tokens):
                 await self.go.acquire()
                 if token is None:
@@ -55,6 +60,8 @@ class Run:
 
     def __init__(self, tokenizer: Any, prompts: Sequence[Sequence[Sequence[int | None]]], stop: str = "") -> None:
         self.sequences: dict[str, ScriptedFlow] = {}
+        self.room = asyncio.Event()
+        self.room.set()
         table, index, groups = TokenBytes(tokenizer), 0, []
         self._tokens: dict[str, Sequence[int | None]] = {}
         for number, choices in enumerate(prompts):
@@ -78,9 +85,9 @@ class Run:
             groups.append(group)
         self.generation = Generation(groups, self._start)  # type: ignore[arg-type]
 
-    def _start(self, request: EngineRequest) -> ScriptedFlow:
+    def _start(self, request: EngineRequest, admitted: asyncio.Event) -> ScriptedFlow:
         cached = 4 if request.request_id.endswith(".0") else 9
-        sequence = ScriptedFlow(request, self._tokens[request.request_id], cached)
+        sequence = ScriptedFlow(request, self._tokens[request.request_id], cached, admitted, self.room)
         self.sequences[request.request_id] = sequence
         return sequence
 
@@ -136,6 +143,26 @@ def test_choices_wait_for_the_first_token_of_their_prompt(byte_level_tokenizer: 
                     ended.append(piece.index)
         assert sorted(ended) == [0, 1, 2, 3, 4]
         assert texts[1:3] + texts[4:] == ["the fox"] * 3  # the others had given pieces before
+        assert run.running == set()
+
+    run(main())
+
+
+def test_other_prompts_wait_until_the_request_is_admitted(byte_level_tokenizer: Any) -> None:
+    ids = byte_level_tokenizer.encode("the fox")
+
+    async def main() -> None:
+        run = Run(byte_level_tokenizer, [[ids, ids], [ids], [ids]])
+        run.room.clear()
+        pieces = asyncio.ensure_future(collect(run.generation))
+        await settle()
+        assert run.began == {"0.0"}
+        run.room.set()
+        await settle()
+        assert run.began == {"0.0", "1.0", "2.0"}
+        pieces.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pieces
         assert run.running == set()
 
     run(main())

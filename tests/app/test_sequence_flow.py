@@ -28,7 +28,9 @@ async def no_cached_tokens(_: tuple[bytes, ...]) -> int:
 class Stage:
     """A dispatcher over plain workers, and one sequence that runs in a task."""
 
-    def __init__(self, prefill: int = 1, decode: int = 1, *, max_inflight: int = 8, **sampling: object) -> None:
+    def __init__(
+        self, prefill: int = 1, decode: int = 1, *, max_inflight: int = 8, max_queued: int = 8, **sampling: object
+    ) -> None:
         self.prefill = [PlainWorker(f"p{index}", "prefill") for index in range(prefill)]
         self.decode = [PlainWorker(f"d{index}", "decode") for index in range(decode)]
         self.suspects: list[Member] = []
@@ -36,7 +38,7 @@ class Stage:
             "ingress",
             "static",
             make_policy("load_aware"),
-            AdmissionPolicy(max_inflight, 8),
+            AdmissionPolicy(max_inflight, max_queued),
             600.0,
             self.suspects.append,
         )
@@ -44,12 +46,15 @@ class Stage:
         params = SamplingParams(max_tokens=8, **sampling)  # type: ignore[arg-type]
         self.request = EngineRequest("r", PROMPT, params)
         self.tokens: list[int | None] = []
+        self._may_wait = max_queued > 0
         self.task = asyncio.create_task(self._run())
 
     def list_members(self, workers: list[PlainWorker]) -> None:
         self.dispatcher.update_members(tuple(worker.member() for worker in workers))
 
     async def _run(self) -> None:
+        if not self._may_wait:
+            await until(lambda: not self.dispatcher.missing_roles())
         plan = SequencePlan(BLOCK_TOKENS, (), no_cached_tokens, disaggregated=True)
         async with aclosing(SequenceFlow(self.request, plan, self.dispatcher).events()) as events:
             async for event in events:
@@ -266,6 +271,30 @@ def test_a_sequence_whose_worker_is_lost_goes_on_elsewhere_after_its_last_token(
         await stage.task
         assert stage.tokens == [*before, 100, 101]
         assert [member.worker_id for member in stage.suspects] == ([lost.worker_id] if dies else [])
+        stage.assert_nothing_left()
+
+    run(body)
+
+
+@pytest.mark.parametrize("bring", [lose_prefill, lose_decode_in_mid_stream])
+def test_a_sequence_that_lost_its_only_worker_waits_for_its_successor_even_where_nothing_may_wait(
+    bring: Callable[[Stage], Awaitable[PlainWorker]],
+) -> None:
+    async def body() -> None:
+        stage = Stage(max_queued=0)
+        lost = await bring(stage)
+        before = list(stage.tokens)
+        lost.die(ActorDiedError())
+        await until(lambda: stage.dispatcher.num_waiting == 1)
+        successor = PlainWorker("successor", lost.role)
+        workers = [successor if worker is lost else worker for worker in stage.prefill + stage.decode]
+        stage.prefill = [worker for worker in workers if worker.role == "prefill"]
+        sent_before = len(stage.prefill[0].submitted)
+        stage.list_members(workers)
+        await until(lambda: len(stage.prefill[0].submitted) > sent_before)
+        stage.prefill[0].give(100, FINISH_LENGTH)
+        await stage.task
+        assert stage.tokens == [*before, 100]
         stage.assert_nothing_left()
 
     run(body)

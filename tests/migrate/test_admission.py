@@ -241,6 +241,33 @@ def test_a_head_that_can_never_start_any_more_is_refused_and_blocks_nobody() -> 
 P_BIG = view("p", "prefill", total=1000)
 
 
+def test_what_has_begun_waits_where_others_are_refused() -> None:
+    assert POLICY.decide(request(), FULL, queued_requests=2).verdict is Verdict.REJECT
+    assert POLICY.decide(request(), FULL, queued_requests=2, begun=True).verdict is Verdict.QUEUE
+    never = POLICY.decide(request(blocks=101), FULL, begun=True)
+    assert never.reason is RejectReason.NEVER_FITS
+
+
+def test_what_has_begun_goes_before_what_has_not_in_its_own_order() -> None:
+    queue = AdmissionQueue(AdmissionPolicy(10, 2))
+    for name in ("first", "second"):
+        assert queue.offer(request(name), FULL).verdict is Verdict.QUEUE
+    for name in ("choice 1", "choice 2", "choice 3"):
+        assert queue.offer(request(name), FULL, begun=True).verdict is Verdict.QUEUE
+    assert queue.offer(request("third"), FULL).verdict is Verdict.REJECT
+    # Room for one does not let it in past those that have begun and wait, but past the others.
+    one = pools(view("d", "decode", live=80))
+    assert queue.offer(request("choice 4"), one, begun=True).verdict is Verdict.QUEUE
+    assert queue.cancel("choice 2")
+    assert "choice 3" in queue
+    assert len(queue) == 5
+    assert [r.request_id for r, _ in queue.admit_ready(one).admitted] == ["choice 1"]
+    ready = queue.admit_ready(pools(view("d", "decode")))
+    assert [r.request_id for r, _ in ready.admitted] == ["choice 3", "choice 4", "first", "second"]
+    queue.offer(request("fourth"), FULL)
+    assert queue.offer(request("choice 5"), one, begun=True).verdict is Verdict.ADMIT
+
+
 def test_an_id_that_waits_cannot_be_offered_again() -> None:
     queue = AdmissionQueue(AdmissionPolicy(10, 10))
     queue.offer(request("r"), FULL)

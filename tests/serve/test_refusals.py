@@ -102,6 +102,27 @@ def test_more_requests_than_may_run_or_wait(strict_app: OpenAIApp, route: str, s
     running.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("options", [{"prompt": "hi", "n": 3}, {"prompt": ["hi", "ho", "ha"]}])
+def test_a_request_of_several_answers_is_admitted_or_refused_as_a_whole(
+    strict_app: OpenAIApp, options: dict[str, Any], stream: bool
+) -> None:
+    """Though only one sequence may run at a time, and none may wait to be admitted."""
+    body = {"max_tokens": 5, "ignore_eos": True, "stream": stream, **options}
+    answer = strict_app.post("/v1/completions", body)
+    assert answer.status == 200
+    if stream:
+        chunks = [json.loads(event[6:]) for event in answer.body.decode().split("\n\n")[:-2]]
+        ended = [choice["index"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+        assert sorted(ended) == [0, 1, 2]
+    else:
+        assert answer.json["usage"]["completion_tokens"] == 15
+    running = strict_app.complete("hi", stream=True, **FOREVER)
+    next(running)
+    strict_app.post("/v1/completions", body).error(429, "server_overloaded")
+    running.close()
+
+
 def test_a_whole_answer_that_takes_too_long(strict_app: OpenAIApp) -> None:
     answer = strict_app.post("/v1/completions", {"prompt": "hi", **FOREVER})
     error = answer.error(504, "timeout")
