@@ -1,0 +1,111 @@
+"""What an ingress says of itself while workers come, stall, fall silent and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from actors.addresses import RosterView
+from app.api_keys import PUBLIC
+from app.completion_protocol import CompletionRequest
+from app.frontend import Frontend
+from app.openai_errors import ApiError
+from app.settings import AppSettings
+from tests.plain_worker import PlainWorker, until
+
+NO_WORKERS = ["no prefill worker is ready", "no decode worker is ready"]
+
+
+class PlainControl:
+    """In the place of the control deployment's handle: lists the workers that the test says."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._view = RosterView(0, (), None)
+        self._changed = asyncio.Event()
+
+    @property
+    def watch(self) -> PlainControl:
+        return self
+
+    suspect = watch
+
+    def list_workers(self, *workers: PlainWorker) -> None:
+        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), None)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def remote(self, version: int, _: float) -> Awaitable[RosterView]:
+        return asyncio.ensure_future(self._after(version))
+
+    async def _after(self, version: int) -> RosterView:
+        while self._view.version == version:
+            await self._changed.wait()
+        return self._view
+
+
+@asynccontextmanager
+async def frontend_of(tokenizer: Any, stall_timeout_s: float) -> AsyncGenerator[tuple[Frontend, PlainControl]]:
+    control = PlainControl()
+    settings = AppSettings.model_validate({"mode": "static", "ingress": {"stall_timeout_s": stall_timeout_s}})
+    frontend = Frontend(settings, tokenizer, "tiny", control)
+    try:
+        yield frontend, control
+    finally:
+        await frontend.stop()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await body()
+
+    asyncio.run(limited())
+
+
+def test_until_every_role_has_a_worker_that_reported_nothing_is_served(byte_level_tokenizer: Any) -> None:
+    async def body() -> None:
+        async with frontend_of(byte_level_tokenizer, stall_timeout_s=1000.0) as (frontend, control):
+            prefill, decode = PlainWorker("p", "prefill"), PlainWorker("d", "decode")
+            assert frontend.health_problems() == NO_WORKERS
+            request = CompletionRequest.model_validate({"model": "tiny", "prompt": "hi"})
+            with pytest.raises(ApiError) as caught:
+                frontend.completion(request, PUBLIC)
+            assert caught.value.status == 503
+            assert int(caught.value.headers()["Retry-After"]) >= 1
+            control.list_workers(prefill)
+            await until(lambda: frontend.health_problems() == NO_WORKERS[1:])
+            control.list_workers(prefill, decode)
+            await until(lambda: frontend.health_problems() == [])
+            frontend.completion(request, PUBLIC)
+            control.list_workers(decode)
+            await until(lambda: frontend.health_problems() == NO_WORKERS[:1])
+            control.list_workers()
+            await until(lambda: frontend.health_problems() == NO_WORKERS)
+
+    run(body)
+
+
+def test_a_worker_with_work_that_does_no_step_is_named_until_it_does(byte_level_tokenizer: Any) -> None:
+    async def body() -> None:
+        # Plain workers report whenever the loop turns, so that half a second is many reports.
+        async with frontend_of(byte_level_tokenizer, stall_timeout_s=0.5) as (frontend, control):
+            prefill, decode = PlainWorker("p", "prefill"), PlainWorker("d", "decode")
+            control.list_workers(prefill, decode)
+            await until(lambda: frontend.health_problems() == [])
+            decode.is_busy = True
+
+            def named() -> list[str]:
+                for worker in (prefill, decode):
+                    worker.outbox.nudge()
+                return [problem.split()[1] for problem in frontend.health_problems() if "no progress" in problem]
+
+            await until(lambda: named() == ["d"])
+            decode.steps += 1
+            await until(lambda: named() == [])
+
+    run(body)
