@@ -121,5 +121,4 @@ class EngineThread:
             return self._engine.step()
         except Exception as error:  # out of memory, a kernel's refusal: the requests end, the worker lives on
             logger.exception("a step failed; its requests are ended")
-            events = self._engine.fail_all(f"the worker's step failed: {type(error).__name__}: {error}")
-            return StepResult(events, decode_tokens=len(events))
+            return self._engine.fail_all(f"the worker's step failed: {type(error).__name__}: {error}")

@@ -19,6 +19,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.loading import LoadedModel
+from actors.engine.page_io import clear_values
 from actors.engine.request import (
     FINISH_ERROR,
     FINISH_LENGTH,
@@ -65,6 +66,7 @@ class Engine:
         self._sequences: dict[str, SequenceState] = {}
         self._rows: dict[str, SamplerRow] = {}
         self._exports: dict[str, SequenceState] = {}
+        self._fetches: list[Fetch] = []
 
     @property
     def max_context_tokens(self) -> int:
@@ -164,25 +166,39 @@ class Engine:
     def step(self) -> StepResult:
         """Runs one step: one token for every decoding sequence, prompt chunks in the rest of the budget."""
         plan = self.scheduler.schedule()
+        # Kept until a step has ended well or not: their sequences wait for them.
+        self._fetches += plan.fetches
+        if plan.fresh_blocks and self.loaded.backend_name == "torch":  # flash-attn reads no masked places
+            clear_values(self.loaded, plan.fresh_blocks)
         chunks = plan.chunks
         if not chunks:
-            return StepResult(fetches=plan.fetches)
+            return StepResult(fetches=self._take_fetches())
         started_s = time.perf_counter()
         for chunk in chunks:
             self.counters.count_chunk(chunk)
         output = self._runner.run(plan)
         last_rows = itertools.accumulate(chunk.num_tokens for chunk in chunks)
+        damaged: dict[str, str] = {}
         for chunk, end in zip(chunks, last_rows, strict=True):
             if not chunk.sequence.reuses_prefix:
-                self._collect_prompt_logprobs(chunk, output.hidden[end - chunk.num_tokens : end])
+                try:
+                    self._collect_prompt_logprobs(chunk, output.hidden[end - chunk.num_tokens : end])
+                except ValueError as error:  # of this request's logits alone
+                    damaged[chunk.sequence.request_id] = str(error)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         tokens = self._sample(sampling, output.sampled)
-        for chunk in chunks:
+        whole = [chunk for chunk in chunks if chunk.sequence.request_id not in damaged]
+        events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
+        for chunk in whole:
             self.scheduler.computed(chunk)
-        events = [self._accept(sequence, token) for sequence, token in zip(sampling, tokens, strict=True)]
+        events += [
+            self._accept(sequence, token)
+            for sequence, token in zip(sampling, tokens, strict=True)
+            if sequence.request_id not in damaged
+        ]
         result = StepResult(
             events,
-            plan.fetches,
+            self._take_fetches(),
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
             duration_s=time.perf_counter() - started_s,
@@ -191,17 +207,11 @@ class Engine:
         self.counters.busy_s += result.duration_s
         return result
 
-    def fail_all(self, reason: str) -> list[TokenEvent]:
+    def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: they took no
-        part in it, and their blocks are in use by others."""
+        part in it, and their blocks are in use by others. Fetches that the broken step planned are in the result."""
         failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
-        for sequence in failed:
-            self._remove(sequence)
-        self.counters.failed_requests += len(failed)
-        return [
-            TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
-            for sequence in failed
-        ]
+        return StepResult([self._fail(sequence, reason) for sequence in failed], self._take_fetches())
 
     def sequences(self) -> Iterable[SequenceState]:
         """All unfinished sequences; for load reports."""
@@ -250,9 +260,7 @@ class Engine:
         """Takes a sampled token in and says what follows from it."""
         request, limit = sequence.request, sequence.request.sampling.max_tokens
         if token.error is not None:
-            self.counters.failed_requests += 1
-            self._remove(sequence)
-            return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=token.error)
+            return self._fail(sequence, token.error)
         is_first = sequence.num_output_tokens == len(request.output_token_ids)
         event = TokenEvent(
             request.request_id,
@@ -282,6 +290,15 @@ class Engine:
         if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.max_context_tokens:
             return FINISH_LENGTH
         return None
+
+    def _fail(self, sequence: SequenceState, reason: str) -> TokenEvent:
+        self.counters.failed_requests += 1
+        self._remove(sequence)
+        return TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
+
+    def _take_fetches(self) -> list[Fetch]:
+        fetches, self._fetches = self._fetches, []
+        return fetches
 
     def _remove(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
         self.scheduler.finish(sequence, keep_blocks=keep_blocks)

@@ -47,6 +47,20 @@ def write_pages(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int], 
     pages.index_copy_(0, _page_index(loaded, part, block_ids), source.to(pages.device))
 
 
+@torch.inference_mode()
+def clear_values(loaded: LoadedModel, block_ids: Sequence[int]) -> None:
+    """Zeroes V in all pages of blocks that are about to be filled by another request than the last one.
+
+    Attention that multiplies masked places by weights of zero needs it: 0 * NaN is NaN, and a request whose numbers
+    overflowed leaves NaN behind.
+    """
+    pages, lanes = loaded.arena.pages, loaded.lanes
+    blocks = torch.tensor(block_ids, dtype=torch.int64, device=pages.device)
+    layers = sorted({layer for layer, _ in lanes.lanes})
+    index = torch.cat([lanes.pages(layer)[:, blocks].flatten() for layer in layers])
+    pages.view(2 * pages.shape[0], -1).index_fill_(0, index * 2 + 1, 0)
+
+
 def _page_index(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int]) -> torch.Tensor:
     """int64 [blocks * layers * heads] page of each (block, layer, head), in the payload's order."""
     blocks = torch.tensor(block_ids, dtype=torch.int64, device=loaded.arena.pages.device)

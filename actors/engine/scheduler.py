@@ -71,6 +71,8 @@ class StepPlan:
     decodes: list[Chunk] = field(default_factory=list)
     prefills: list[Chunk] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
+    fresh_blocks: list[int] = field(default_factory=list)
+    """Blocks that hold what some earlier request left there."""
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -89,6 +91,7 @@ class Scheduler:
         self.fetching: dict[str, SequenceState] = {}
         self.num_preemptions = 0
         self._arrivals = 0
+        self._fresh_blocks: list[int] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -141,6 +144,7 @@ class Scheduler:
             chunk = Chunk(sequence, min(budget, sequence.num_uncomputed))
             (plan.decodes if chunk.num_tokens == 1 else plan.prefills).append(chunk)
             budget -= chunk.num_tokens
+        plan.fresh_blocks, self._fresh_blocks = self._fresh_blocks, []
         return plan
 
     def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
@@ -198,7 +202,7 @@ class Scheduler:
         if needed + reserve > self.blocks.num_available - self.blocks.num_cached_among(hit):
             return False
         self.blocks.share(hit)
-        sequence.block_ids = hit + self.blocks.allocate(needed)
+        sequence.block_ids = hit + self._allocate(needed)
         sequence.num_computed = len(hit) * block_tokens
         sequence.num_registered = len(hit)
         if sequence.external_tokens <= sequence.num_computed:
@@ -219,8 +223,13 @@ class Scheduler:
             if victim is sequence:
                 return False
         if missing > 0:
-            sequence.block_ids += self.blocks.allocate(missing)
+            sequence.block_ids += self._allocate(missing)
         return True
+
+    def _allocate(self, count: int) -> list[int]:
+        blocks = self.blocks.allocate(count)
+        self._fresh_blocks += blocks
+        return blocks
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)

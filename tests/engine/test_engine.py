@@ -262,3 +262,63 @@ def test_damaged_logits_end_one_request_and_spare_the_others(llama_folder: Path,
     answers = run_requests(engine, [EngineRequest("good", prompts["good"], greedy(8)), bad])
     assert answers["good"].tokens == expected
     assert answers["bad"].finish_reason == "error"
+
+
+POISON = 499
+"""A token whose embedding the tests damage: it spoils every position from its own on."""
+
+
+@pytest.fixture
+def poisoned(family_folders: dict[str, Path], make_engine: MakeEngine) -> Engine:
+    """An engine with a damaged embedding and a small pool."""
+    engine = make_engine(family_folders["qwen3"], kv_cache_blocks=20, max_batch_tokens=64)
+    with torch.no_grad():
+        engine.loaded.model._outer["embedding.weight"][POISON] = float("nan")
+    return engine
+
+
+@pytest.mark.parametrize("length", [20, 200], ids=["in one step", "in several"])
+def test_damaged_logits_of_a_prompt_end_one_request_and_spare_the_others(length: int, poisoned: Engine) -> None:
+    good = make_prompt(20, 1)
+    expected = run_prompts(poisoned, [good], greedy(8))[0]
+    prompt = (*make_prompt(length, 2, vocab=400), POISON, 5, 6)
+    bad = EngineRequest("bad", prompt, greedy(8, prompt_logprobs=2))
+    answers = run_requests(poisoned, [bad, EngineRequest("good", good, greedy(8))])
+    assert answers["good"].tokens == expected
+    assert answers["bad"].tokens == []
+    assert answers["bad"].finish_reason == "error"
+    assert "NaN" in (answers["bad"].events[-1].error or "")
+    assert poisoned.counters.failed_requests == 1
+
+
+@pytest.mark.parametrize("aborted", [False, True], ids=["fails", "is aborted"])
+def test_what_a_damaged_request_leaves_in_its_blocks_harms_no_later_one(aborted: bool, poisoned: Engine) -> None:
+    prompts = [make_prompt(18, seed, vocab=400) for seed in range(10, 20)]
+    expected = run_prompts(poisoned, prompts, greedy(20))
+    bad = EngineRequest("bad", (POISON, *make_prompt(300, 2, vocab=400)), greedy(8))
+    if aborted:
+        poisoned.add(bad)
+        for _ in range(4):
+            poisoned.step()
+        assert poisoned.abort("bad")
+    else:
+        assert run_requests(poisoned, [bad])["bad"].finish_reason == "error"
+    assert run_prompts(poisoned, prompts, greedy(20)) == expected
+
+
+def test_a_step_that_breaks_ends_its_requests_but_loses_no_fetch(llama_folder: Path, make_engine: MakeEngine) -> None:
+    engine = make_engine(llama_folder)
+    engine.add(EngineRequest("breaks", make_prompt(20), greedy(4)))
+    engine.add(EngineRequest("fetches", make_prompt(70, 3), greedy(4), external_tokens=64))
+    layer = engine.loaded.model.layers.pop(2)
+    with pytest.raises(KeyError):
+        engine.step()
+    engine.loaded.model.layers[2] = layer
+    result = engine.fail_all("broken")
+    assert [(event.request_id, event.finish_reason) for event in result.events] == [("breaks", "error")]
+    assert [fetch.sequence.request_id for fetch in result.fetches] == ["fetches"]
+    # Nothing came of the fetch; the request is computed, and served as if nothing had happened.
+    assert engine.fetched("fetches", 0)
+    tokens = [event.token_id for _ in range(4) for event in engine.step().events]
+    assert [tokens] == run_prompts(make_engine(llama_folder), [make_prompt(70, 3)], greedy(4))
+    engine.check_idle()
