@@ -2,8 +2,7 @@
 
 A slab is `slab_pages` pages; a page is K and V of one KV head of one layer for `block_tokens` tokens. Weights take runs
 of neighbouring slabs, pages take slabs one by one. Whatever leaves - a layer's weights, a lane's pages - gives its
-slabs
-back to one pool, so that moving part of a model away makes room for tokens without asking the device for memory.
+slabs back to one pool, so that moving part of a model away makes room for tokens without asking the device for memory.
 """
 
 from __future__ import annotations

@@ -115,8 +115,7 @@ class BlockManager:
 
     def shrink(self, count: int) -> None:
         """Gives up the `count` blocks with the highest ids, evicting cached ones; raises NoFreeBlocksError, with
-        nothing
-        changed, while a live sequence holds one of them."""
+        nothing changed, while a live sequence holds one of them."""
         first = self.num_blocks - count
         if first < 1:
             raise ValueError(f"cannot give up {count} of {self.num_blocks} blocks: at least 1 must stay")

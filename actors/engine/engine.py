@@ -148,8 +148,7 @@ class Engine:
 
     def export_content(self, request_id: str) -> tuple[list[int], list[bytes], int]:
         """What a handed-over request left here: its block ids, the keys of its full blocks, and the number of tokens
-        whose
-        KV is in them. KeyError when it is gone. The blocks stay until `release_export`."""
+        whose KV is in them. KeyError when it is gone. The blocks stay until `release_export`."""
         sequence = self._exports[request_id]
         full_blocks = sequence.num_computed // self.block_tokens
         return list(sequence.block_ids), sequence.keys(self.block_tokens)[:full_blocks], sequence.num_computed
@@ -225,8 +224,7 @@ class Engine:
 
     def lanes_departed(self, lanes: Sequence[tuple[int, int]], layers: Sequence[int] = ()) -> int:
         """Lanes, and whole layers' weights, now lie elsewhere: their memory becomes room for tokens of the lanes that
-        stay.
-        Returns by how many blocks the pool grew. A layer given here leaves with its lanes and weights."""
+        stay. Returns by how many blocks the pool grew. A layer given here leaves with its lanes and weights."""
         gone = set(lanes) | {lane for lane in self.loaded.lanes.lanes if lane[0] in layers}
         for layer in layers:
             del self.loaded.model.layers[layer]

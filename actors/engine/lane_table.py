@@ -33,8 +33,7 @@ class LaneTable:
         if self.num_blocks == 0:
             raise ArenaFullError(
                 f"{len(self._slabs)} lanes need a slab of {arena.slab_bytes} bytes each, {arena.num_free_slabs} "
-                f"slabs are "
-                "free: raise the KV cache size or lower slab_pages"
+                "slabs are free: raise the KV cache size or lower slab_pages"
             )
 
     @property

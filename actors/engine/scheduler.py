@@ -149,8 +149,7 @@ class Scheduler:
 
     def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
         """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
-        when
-        the request is gone."""
+        when the request is gone."""
         sequence = self.fetching.pop(request_id, None)
         if sequence is None:
             return None

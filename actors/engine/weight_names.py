@@ -60,8 +60,7 @@ def _names(spec: ModelSpec) -> _Names:
 
 def read_layer(checkpoint: Checkpoint, spec: ModelSpec, layer: int) -> dict[str, torch.Tensor]:
     """One layer's tensors by role: `attention_norm`, `qkv`, `o`, `mlp_norm`, `up`, `down`, each `.weight` and, where
-    the
-    checkpoint has it, `.bias`; `q_norm.weight` and `k_norm.weight` for families that normalise heads."""
+    the checkpoint has it, `.bias`; `q_norm.weight` and `k_norm.weight` for families that normalise heads."""
     names = _names(spec)
     prefix = names.layer.format(i=layer)
     fused = {
