@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from actors.engine.ranking import ranked_token_ids
 from actors.engine.request import SamplingParams
+from actors.engine.transfer import to_device
 
 _PREFIX_WIDTHS = (256, 4096)
 """How many leading tokens are ranked before a whole row is sorted. Most rows need few, and for 16 rows of 49,152 on one
@@ -75,9 +76,12 @@ def draw_tokens(
         row whose peak is not finite gets some valid id, which means nothing.
     """
     num_rows, vocab_size = logits.shape
-    settings = torch.from_numpy(
-        np.array([(p.temperature, p.top_p, u, p.min_p) for p, u in zip(params, uniforms, strict=True)])
-    ).to(logits.device)
+    settings = to_device(
+        torch.from_numpy(
+            np.array([(p.temperature, p.top_p, u, p.min_p) for p, u in zip(params, uniforms, strict=True)])
+        ),
+        logits.device,
+    )
     temperature, top_p, uniform, min_p = (column.unsqueeze(1) for column in settings.unbind(1))
     has_min_p = any(p.min_p > 0.0 for p in params)
     batch = _Rows(logits, peaks.double().unsqueeze(1), temperature, top_p, uniform, min_p if has_min_p else None)
@@ -98,13 +102,13 @@ def draw_tokens(
 
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
     if whole:
-        rows = torch.tensor(whole, device=logits.device)
+        rows = to_device(torch.tensor(whole), logits.device)
         tokens.index_copy_(0, rows, _draw_whole(batch.select(rows)))
     if nucleus:
-        rows = torch.tensor(nucleus, device=logits.device)
+        rows = to_device(torch.tensor(nucleus), logits.device)
         tokens.index_copy_(0, rows, _draw_nucleus(batch.select(rows)))
     for bucket, members in ranked.items():
-        rows = torch.tensor(members, device=logits.device)
+        rows = to_device(torch.tensor(members), logits.device)
         top_k = [params[row].top_k for row in members]
         width = bucket if bucket == vocab_size else max(top_k)
         tokens.index_copy_(0, rows, _draw_top_k(batch.select(rows), top_k, width))
@@ -119,7 +123,7 @@ def _draw_whole(rows: _Rows) -> torch.Tensor:
 def _draw_top_k(rows: _Rows, top_k: Sequence[int], width: int) -> torch.Tensor:
     token_ids = ranked_token_ids(rows.logits, width)
     running = _weights(rows, rows.logits.gather(1, token_ids)).cumsum_(1)
-    last = torch.tensor(top_k, device=running.device).unsqueeze(1) - 1
+    last = to_device(torch.tensor(top_k), running.device).unsqueeze(1) - 1
     kept, _ = _nucleus_sum(running, running.gather(1, last), rows.top_p)
     return token_ids.gather(1, _pick(running, kept, rows.uniform)).squeeze(1)
 

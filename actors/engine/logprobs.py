@@ -10,6 +10,7 @@ import torch
 
 from actors.engine.ranking import ranked_token_ids
 from actors.engine.request import TokenLogprobs
+from actors.engine.transfer import to_device
 
 _ROWS_AT_ONCE = 64
 """Prompt positions handled together: bounds the float32 and int64 copies of [rows, vocab]."""
@@ -83,7 +84,7 @@ def prompt_logprobs(logits: torch.Tensor, next_token_ids: Sequence[int], k: int)
             raise ValueError(f"token id {token_id} is not in the model's vocabulary, 0 to {vocab_size - 1}")
     results: list[TokenLogprobs] = []
     for start in range(0, rows, _ROWS_AT_ONCE):
-        chunk_ids = torch.tensor(next_token_ids[start : start + _ROWS_AT_ONCE], device=logits.device)
+        chunk_ids = to_device(torch.tensor(next_token_ids[start : start + _ROWS_AT_ONCE]), logits.device)
         gathered = gather_logprobs(logits[start : start + _ROWS_AT_ONCE], chunk_ids, k)
         results += gathered.to_host([k] * chunk_ids.shape[0])
     for index, result in enumerate(results):

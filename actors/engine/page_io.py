@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.loading import LoadedModel
+from actors.engine.transfer import to_device
 from kv.part_range import PartRange
 
 
@@ -55,7 +56,7 @@ def clear_values(loaded: LoadedModel, block_ids: Sequence[int]) -> None:
     overflowed leaves NaN behind.
     """
     pages, lanes = loaded.arena.pages, loaded.lanes
-    blocks = torch.tensor(block_ids, dtype=torch.int64, device=pages.device)
+    blocks = to_device(torch.tensor(block_ids, dtype=torch.int64), pages.device)
     layers = sorted({layer for layer, _ in lanes.lanes})
     index = torch.cat([lanes.pages(layer)[:, blocks].flatten() for layer in layers])
     pages.view(2 * pages.shape[0], -1).index_fill_(0, index * 2 + 1, 0)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.request import SamplingParams
+from actors.engine.transfer import to_device
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -97,11 +98,11 @@ def apply_penalties(
     reductions = counts * strengths[:, 1] + (counts > 0) * strengths[:, 2]
 
     flat = logits.view(-1)
-    index = torch.from_numpy(where).to(logits.device)
-    repetition = torch.from_numpy(strengths[:, 0].copy()).to(logits.device)
+    index = to_device(torch.from_numpy(where), logits.device)
+    repetition = to_device(torch.from_numpy(strengths[:, 0].copy()), logits.device)
     before = flat.index_select(0, index)
     after = torch.where(before < 0, before * repetition, before / repetition)
-    flat.index_copy_(0, index, after - torch.from_numpy(reductions).to(logits.device))
+    flat.index_copy_(0, index, after - to_device(torch.from_numpy(reductions), logits.device))
 
 
 def check_bias(params: SamplingParams, vocab_size: int) -> None:
@@ -121,15 +122,15 @@ def apply_bias(logits: torch.Tensor, row_indices: Sequence[int], params: Sequenc
         for token_id, bias in p.logit_bias
     ]
     rows, token_ids, biases = zip(*entries, strict=True)
-    where = (torch.tensor(rows, device=logits.device), torch.tensor(token_ids, device=logits.device))
-    logits.index_put_(where, torch.tensor(biases, dtype=torch.float32, device=logits.device), accumulate=True)
+    where = to_device(torch.tensor([rows, token_ids]), logits.device).unbind()
+    logits.index_put_(where, to_device(torch.tensor(biases, dtype=torch.float32), logits.device), accumulate=True)
 
 
 def mask_tokens(logits: torch.Tensor, entries: Sequence[tuple[int, int]]) -> None:
     """Sets the (row, token id) `entries` to -inf in place. Ids must be in the vocabulary."""
     rows, token_ids = zip(*entries, strict=True)
-    where = (torch.tensor(rows, device=logits.device), torch.tensor(token_ids, device=logits.device))
-    logits.index_put_(where, torch.tensor(-torch.inf, dtype=logits.dtype, device=logits.device))
+    where = to_device(torch.tensor([rows, token_ids]), logits.device).unbind()
+    logits.index_put_(where, logits.new_full((), -torch.inf))
 
 
 def _check_token_id(token_id: int, vocab_size: int) -> None:

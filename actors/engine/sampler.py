@@ -24,6 +24,7 @@ from actors.engine.penalties import (
 )
 from actors.engine.philox import uniforms
 from actors.engine.request import SamplingParams, TokenLogprobs
+from actors.engine.transfer import to_device
 
 __all__ = ["NO_TOKEN", "PenaltyState", "SamplerOutput", "SamplerRow", "choose_tokens", "prompt_logprobs", "sample"]
 
@@ -122,7 +123,7 @@ def choose_tokens(
             [len(row.output_token_ids) for row in rows],
         )
         drawn = draw_tokens(processed, peaks, params, numbers)
-        tokens = torch.where(torch.tensor(drawing, device=logits.device), drawn, tokens)
+        tokens = torch.where(to_device(torch.tensor(drawing), logits.device), drawn, tokens)
     return tokens, peaks, errors
 
 
@@ -177,7 +178,7 @@ def _current_penalty_state(row: SamplerRow, vocab_size: int) -> PenaltyState:
 def _logprobs_of(
     logits: torch.Tensor, tokens: torch.Tensor, rows: Sequence[SamplerRow], asking: Sequence[int]
 ) -> DeviceLogprobs:
-    where = torch.tensor(asking, device=logits.device)
+    where = to_device(torch.tensor(asking), logits.device)
     width = max(rows[index].params.logprobs or 0 for index in asking)
     return gather_logprobs(logits.index_select(0, where), tokens.index_select(0, where), width)
 
