@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 import ray
-from transformers import PreTrainedModel
 
 from actors.addresses import address_of
-from actors.model_source import resolve_model
-from app.token_bytes import TokenBytes
-from app.tokenizer import load_tokenizer
 from migrate.roster import Member
 from tests.app_insides import directory, held, processes, replica, reported, wait_free
-from tests.asked import Answered, Asked, ask
+from tests.asked import Asked, ask
 from tests.engine_driver import make_prompt
-from tests.reference import assert_greedy, load_reference
+from tests.judge import Judge
 from tests.running_app import Deploy, RunningApp, small_roles, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -56,26 +52,9 @@ def wait_whole(app: RunningApp) -> None:
     wait_until(is_whole, BACK_LIMIT_S, "not all workers are back")
 
 
-class Judge:
-    """What transformers says of answers."""
-
-    def __init__(self) -> None:
-        table = TokenBytes(load_tokenizer(MODEL)[0])
-        self._ids = {table.text(token): token for token in range(260)}
-        self._model: PreTrainedModel = load_reference(resolve_model(MODEL).path)
-
-    def check(self, prompts: list[tuple[int, ...]], answers: list[Answered], max_tokens: int) -> None:
-        """Each is whole, and greedy token by token."""
-        for answered in answers:
-            assert (answered.status, answered.error) == (200, None)
-            assert (len(answered.tokens), answered.finish_reason) == (max_tokens, "length")
-        outputs = [[self._ids[token] for token in answered.tokens] for answered in answers]
-        assert_greedy(self._model, prompts, outputs)
-
-
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return Judge()
+    return Judge(MODEL)
 
 
 def prompt(length: int, seed: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, PreTrainedModel
@@ -15,23 +14,19 @@ from actors.engine.request import SamplingParams
 from actors.model_source import ensure_default_model
 from tests.engine_driver import greedy, run_prompts
 from tests.flow_client import FlowClient
+from tests.openai_app import ARGS
 from tests.reference import assert_greedy, load_reference
-from tests.running_app import Deploy, small_roles
+from tests.running_app import Deploy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
 PROMPTS = (Path(__file__).parents[1] / "fixtures" / "prompts.txt").read_text().splitlines()
 BLOCK = 16
-MODES = ("static", "monolithic")
+MODES = ("monolithic", "static")  # the running app of the other files last
 TOKENS = 24
 SAMPLING = [
     SamplingParams(max_tokens=TOKENS, temperature=0.8, top_p=0.9, seed=seed, ignore_eos=True) for seed in range(4)
 ]
-
-
-def args_of(mode: str) -> dict[str, Any]:
-    engine = {"dtype": "float32", "kv_cache_blocks": 512, "block_tokens": BLOCK, "torch_threads": 1}
-    return {"mode": mode, "engine": engine, **small_roles()}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def prompts(model_folder: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module", params=MODES)
 def client(request: pytest.FixtureRequest, deploy: Deploy) -> FlowClient:
-    app = deploy(args_of(request.param))
+    app = deploy(ARGS | {"mode": request.param})
     return FlowClient(tuple(app.members()), request.param)
 
 
