@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -164,6 +165,7 @@ class Worker:
         return {
             **stats,
             **self._counts,
+            "pid": os.getpid(),
             "tracked_requests": len(self._requests),
             "store_misses": dict(self._exchange.misses),
         }
