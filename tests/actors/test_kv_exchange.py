@@ -1,0 +1,323 @@
+"""A worker's dealings with a store that is slow, silent or gone: everything it took is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import ActorDiedError
+
+import actors.kv_exchange
+from actors.addresses import StoreAddress
+from actors.engine.config import EngineConfig
+from actors.engine.loading import LoadedModel, load_model
+from actors.engine.page_io import read_pages
+from actors.engine.request import EngineRequest
+from actors.kv_exchange import FoundPrefix, KvExchange
+from actors.messages import HandOver
+from kv.extents import ExtentSlice, Lookup, PullReceipt, StoredPart, TailReceipt
+from kv.keys import block_keys
+from kv.part_range import PartRange
+from kv.parts import PartHeader, draft_part
+from tests.engine_driver import greedy, make_prompt
+from tests.plain_worker import until
+from tests.reference import FAMILIES, make_model
+
+BLOCK = 16
+PROMPT = make_prompt(3 * BLOCK + 5)
+WHOLE = PartRange(0, 3, 0, 3, 0, 2)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    torch.set_num_threads(1)
+    config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=32)
+    return load_model(make_model(FAMILIES["llama"], tmp_path_factory.mktemp("model")), config)
+
+
+class _Method:
+    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
+        self._function = function
+
+    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._function(*arguments))
+
+
+class PlainStore:
+    """Directory and node store in one: has the three first blocks of PROMPT, and a tail."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.keys = tuple(block_keys(PROMPT, BLOCK, loaded.fingerprint, b""))
+        draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, WHOLE, self.keys, BLOCK))
+        draft.payload[:] = 1.5
+        self.part = draft.seal()
+        self.answers = asyncio.Event()
+        """Cleared: nothing is answered until it is set again."""
+        self.answers.set()
+        self.fails: Exception | None = None
+        self.has_prefix = True
+        self.lookups = 0
+        self.leases: set[int] = set()
+        self.tails = {"t"}
+        for name in (
+            "lookup",
+            "release",
+            "renew",
+            "get_parts",
+            "pull",
+            "discard_tail",
+            "claim_tail",
+            "drop_store",
+            "drop_extent",
+            "drop",
+        ):
+            setattr(self, name, _Method(getattr(self, f"_{name}")))
+
+    def address(self) -> StoreAddress:
+        return StoreAddress(self, {"s": self}, "s")
+
+    async def _answer(self) -> None:
+        await self.answers.wait()
+        if self.fails is not None:
+            raise self.fails
+
+    async def _lookup(self, keys: Sequence[bytes], lease_s: float) -> Lookup:
+        self.lookups += 1
+        await self._answer()
+        if not self.has_prefix:
+            return Lookup(None, (), 0)
+        self.leases.add(self.lookups)
+        return Lookup(self.lookups, (ExtentSlice("e", "s", 0, 3, (StoredPart("p", WHOLE),)),), 3)
+
+    async def _release(self, lease_id: int) -> None:
+        self.leases.discard(lease_id)
+
+    async def _renew(self, lease_ids: Sequence[int], lease_s: float) -> list[int]:
+        await self._answer()
+        return [lease_id for lease_id in lease_ids if lease_id in self.leases]
+
+    async def _get_parts(self, part_ids: Sequence[str]) -> list[asyncio.Future[Any]]:
+        async def part() -> Any:
+            await self._answer()
+            return self.part
+
+        return [asyncio.ensure_future(part()) for _ in part_ids]
+
+    async def _pull(self, *_: Any) -> PullReceipt:
+        await self._answer()
+        return PullReceipt(3, None)
+
+    async def _discard_tail(self, tail_id: str) -> None:
+        self.tails.discard(tail_id)
+
+    async def _claim_tail(self, tail_id: str) -> None:
+        self.tails.discard(tail_id)
+
+    async def _drop_extent(self, _: str) -> None:
+        pass
+
+    async def _drop_store(self, _: str) -> None:
+        pass
+
+    async def _drop(self, _: Sequence[str]) -> None:
+        pass
+
+
+def hand_over() -> HandOver:
+    tail = TailReceipt("s", 5, (PartRange(3, 1, 0, 3, 0, 2),), "t", None)
+    return HandOver("r", len(PROMPT), PullReceipt(3, tail))
+
+
+REQUEST = EngineRequest("r", PROMPT, greedy(4))
+FOLLOW_UP = EngineRequest("r", PROMPT, greedy(4), output_token_ids=(7,))
+
+
+def run(
+    loaded: LoadedModel, body: Callable[[KvExchange, PlainStore], Awaitable[None]], *, timeout_s: float = 1000.0
+) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            store = PlainStore(loaded)
+            exchange = KvExchange(loaded, lease_s=30.0, fetch_timeout_s=timeout_s, publish_timeout_s=timeout_s)
+            exchange.use_store(store.address())
+            await body(exchange, store)
+
+    asyncio.run(limited())
+
+
+def kv_of(loaded: LoadedModel, block_ids: Sequence[int]) -> torch.Tensor:
+    part = PartRange(0, len(block_ids), 0, 3, 0, 2)
+    payload = draft_part(PartHeader(loaded.layout, b"", part, (b"",) * len(block_ids), BLOCK)).payload
+    read_pages(loaded, part, block_ids, payload)
+    return torch.from_numpy(payload.copy())
+
+
+def test_a_prefix_is_found_and_brought_into_the_pages_of_the_request(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        found = await exchange.find(REQUEST, None)
+        assert found is not None
+        assert found.num_tokens == 3 * BLOCK
+        assert store.leases == {1}
+        assert await exchange.fetch(found, [4, 9, 2, 7], 0) == 3 * BLOCK
+        assert torch.equal(kv_of(loaded, [4, 9, 2]), torch.full_like(kv_of(loaded, [4, 9, 2]), 1.5))
+        await until(lambda: not store.leases)
+        assert exchange.misses == {}
+
+    run(loaded, body)
+
+
+def test_a_request_that_wants_log_probabilities_of_its_prompt_looks_nothing_up(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        assert await exchange.find(EngineRequest("r", PROMPT, greedy(4, prompt_logprobs=1)), None) is None
+        assert store.lookups == 0
+
+    run(loaded, body)
+
+
+@pytest.mark.parametrize("cancelled", [False, True], ids=["timed out", "cancelled"])
+def test_a_lease_that_comes_too_late_is_ended(loaded: LoadedModel, cancelled: bool) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store.answers.clear()
+        finding = asyncio.create_task(exchange.find(REQUEST, None))
+        await until(lambda: store.lookups == 1)
+        if cancelled:
+            finding.cancel()
+            await asyncio.wait({finding})
+            assert finding.cancelled()
+        else:
+            assert await finding is None
+            assert exchange.misses == {"timeout": 1}
+        granted: list[set[int]] = []
+        store.answers.set()
+        await until(lambda: bool(granted.append(set(store.leases)) or granted[-1]))
+        await until(lambda: not store.leases)
+
+    run(loaded, body, timeout_s=1000.0 if cancelled else 0.01)
+
+
+def test_a_directory_that_is_dead_is_a_miss(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store.fails = ActorDiedError()
+        assert await exchange.find(REQUEST, None) is None
+        await exchange.renew_leases()
+        assert exchange.misses == {"actor_died": 1}
+
+    run(loaded, body)
+
+
+@pytest.mark.parametrize("trouble", ["prefix gone", "directory dead", "cancelled"])
+def test_a_tail_that_cannot_be_used_is_freed(loaded: LoadedModel, trouble: str) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store.has_prefix = trouble != "prefix gone"
+        store.fails = ActorDiedError() if trouble == "directory dead" else None
+        if trouble == "cancelled":
+            store.answers.clear()
+        finding = asyncio.create_task(exchange.find(FOLLOW_UP, hand_over()))
+        if trouble == "cancelled":
+            await until(lambda: store.lookups == 1)
+            finding.cancel()
+        await asyncio.wait({finding})
+        assert finding.cancelled() or finding.result() is None
+        await until(lambda: not store.tails)
+
+    run(loaded, body)
+
+
+def test_what_is_not_fetched_after_all_is_given_back(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        found = await exchange.find(FOLLOW_UP, hand_over())
+        assert found is not None
+        assert found.num_tokens == len(PROMPT)
+        exchange.give_up(found)
+        await until(lambda: not store.leases and not store.tails)
+
+    run(loaded, body)
+
+
+@pytest.mark.parametrize("trouble", ["store dead", "part damaged", "cancelled"])
+def test_a_fetch_that_fails_gives_everything_back(loaded: LoadedModel, trouble: str) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        found = await exchange.find(FOLLOW_UP, hand_over())
+        assert found is not None
+        if trouble == "part damaged":
+            store.part[-100] ^= 1
+        elif trouble == "store dead":
+            store.fails = ActorDiedError()
+        else:
+            store.answers.clear()
+        fetching = asyncio.create_task(exchange.fetch(found, [4, 9, 2, 7], 0))
+        if trouble == "cancelled":
+            await asyncio.sleep(0)
+            fetching.cancel()
+        await asyncio.wait({fetching})
+        assert fetching.cancelled() if trouble == "cancelled" else fetching.result() == 0
+        await until(lambda: not store.leases and not store.tails)
+
+    run(loaded, body)
+
+
+def test_a_fetch_that_is_cancelled_again_and_again_ends_after_its_copy(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, may_end, write = threading.Event(), threading.Event(), actors.kv_exchange.write_pages
+    is_copied = threading.Event()
+
+    def slow_write(*arguments: Any) -> None:
+        copying.set()
+        assert may_end.wait(30)
+        write(*arguments)
+        is_copied.set()
+
+    monkeypatch.setattr(actors.kv_exchange, "write_pages", slow_write)
+
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        found = await exchange.find(REQUEST, None)
+        assert isinstance(found, FoundPrefix)
+        fetching = asyncio.create_task(exchange.fetch(found, [4, 9, 2, 7], 0))
+        await until(copying.is_set)
+        for _ in range(3):
+            fetching.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not fetching.done(), "its blocks would be given back while they are written"
+        may_end.set()
+        await asyncio.wait({fetching})
+        assert fetching.cancelled()
+        assert is_copied.is_set()
+        await until(lambda: not store.leases)
+
+    run(loaded, body)
+
+
+def test_a_store_that_never_answers_is_given_up_on(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store.answers.clear()
+        assert await exchange.publish("worker", "r", store.keys, 3 * BLOCK) is None
+        assert exchange.misses == {"timeout": 1}
+
+    run(loaded, body, timeout_s=0.01)
+
+
+def test_leases_that_the_directory_no_longer_knows_are_not_renewed_for_ever(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        await exchange.find(REQUEST, None)
+        await exchange.find(REQUEST, None)
+        assert len(exchange._leases) == 2
+        store.leases.discard(1)
+        await exchange.renew_leases()
+        assert exchange._leases == {2}
+
+    run(loaded, body)
+
+
+def test_without_a_store_there_is_nothing_to_find_and_nowhere_to_publish(loaded: LoadedModel) -> None:
+    async def body(_: KvExchange, store: PlainStore) -> None:
+        exchange = KvExchange(loaded, 30.0, 1.0, 1.0)
+        assert await exchange.find(FOLLOW_UP, hand_over()) is None
+        assert await exchange.publish("worker", "r", store.keys, 3 * BLOCK) is None
+
+    run(loaded, body)
