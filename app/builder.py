@@ -12,7 +12,8 @@ from actors.servers import JOIN_TIMEOUT_S, DecodeServer, MonolithicServer, Prefi
 from actors.store_settings import StoreSettings
 from actors.worker_settings import WorkerSettings
 from app.ingress import Ingress
-from app.settings import AppSettings, EngineSettings, Role, load_settings
+from app.settings import AppSettings, EngineSettings, load_settings
+from migrate.load import Role
 
 _GIB = 1 << 30
 # The shells and the control replica wait for messages most of the time.

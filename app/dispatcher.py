@@ -75,7 +75,6 @@ class Dispatcher:
         self._inflight: set[str] = set()
         self._ends_s: deque[float] = deque(maxlen=_RECENT_ENDS)
         self._turn = 0
-        self.num_rejected = 0
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -116,7 +115,6 @@ class Dispatcher:
         """
         decision = self._queue.offer(request, self._pools(), begun=begun)
         if decision.verdict is Verdict.REJECT:
-            self.num_rejected += 1
             raise RefusedError(decision)
         if decision.verdict is Verdict.ADMIT:
             return self._assign(request, decision.decode_worker_id or "")
@@ -195,7 +193,6 @@ class Dispatcher:
                 continue
             future.set_result(assignment)
         for request, decision in ready.refused:
-            self.num_rejected += 1
             if not self._waiting[request.request_id].cancelled():
                 self._waiting[request.request_id].set_exception(RefusedError(decision))
 

@@ -19,9 +19,10 @@ from actors.model_source import ALIASES
 from actors.random_model import config_of, parse_random_name
 from app.known_shapes import KNOWN_CONFIGS
 from app.serve_config import read_serve_config
-from app.settings import AppSettings, EngineSettings, Role
+from app.settings import AppSettings, EngineSettings
 from app.settings_error import SettingsError
 from app.sizing import DTYPE_BYTES, GIB, DeviceRoom, ModelShape, SizingError, chosen_dtype, room_for_kv, shape_of
+from migrate.load import Role
 
 
 def read_shape(model: str, config_path: str | None = None) -> ModelShape:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from actors.model_source import DEFAULT_MODEL
 from app.overlay import OVERLAY_VARIABLE, merged_with_overlay
 from app.settings_error import SettingsError, problems_of, shown
+from migrate.load import Role
 
 __all__ = [
     "AppSettings",
@@ -32,8 +33,6 @@ __all__ = [
     "StoreSettings",
     "load_settings",
 ]
-
-Role = Literal["prefill", "decode", "monolithic"]
 
 _MODES = ("static", "monolithic")
 

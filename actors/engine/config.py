@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from actors.engine.scheduler import SchedulerSettings
-
-Role = Literal["prefill", "decode", "monolithic"]
 
 
 class ConfigError(ValueError):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
-FINISH_ABORT = "abort"
 FINISH_ERROR = "error"
 
 
