@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from app.settings_error import SettingsError, shown
+from app.yaml_mapping import read_yaml
 
 OVERLAY_VARIABLE = "EQUIPOISE_OVERLAY"
 
@@ -18,15 +17,10 @@ def merged_with_overlay(args: Mapping[str, Any], overlay: Path) -> dict[str, Any
 
     Mappings are merged key by key; anything else, lists and null included, replaces what was there.
 
-    Raises: SettingsError: the file can't be read, or does not hold a mapping.
+    Raises: SettingsError: the file can't be read, gives a key twice, or does not hold a mapping.
     """
     source = f"overlay {overlay} (from the argument or {OVERLAY_VARIABLE})"
-    try:
-        content = yaml.safe_load(overlay.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"{source}: can't be read ({error}); name a YAML file, or unset it"]) from error
-    except yaml.YAMLError as error:
-        raise SettingsError([f"{source}: is not YAML: {error}"]) from error
+    content = read_yaml(overlay, source, "name a YAML file, or unset it")
     if content is None:
         return dict(args)
     if not isinstance(content, dict):

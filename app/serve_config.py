@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
+from app.overlay import OVERLAY_VARIABLE
 from app.settings import AppSettings, load_settings
 from app.settings_error import SettingsError, shown
+from app.yaml_mapping import read_yaml
 
 IMPORT_PATH = "app.builder:build"
 """What an application of ours names as its `import_path`."""
@@ -50,7 +51,10 @@ def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) 
         raise SettingsError(problems) from error
     ours = [application for application in content["applications"] if application["import_path"] == IMPORT_PATH]
     if len(ours) != 1:
-        problems.append(f"applications: {len(ours)} have import_path {IMPORT_PATH}, and exactly one must")
+        given = ", ".join(repr(application["import_path"]) for application in content["applications"]) or "none"
+        problems.append(
+            f"applications: {len(ours)} have import_path {IMPORT_PATH}, and exactly one must (given: {given})"
+        )
         raise SettingsError(problems)
     try:
         settings = load_settings(ours[0].get("args"), overlay_path)
@@ -91,12 +95,17 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError([f"{path} can't be read ({error}); name a Serve configuration file"]) from error
-    except yaml.YAMLError as error:
-        raise SettingsError([f"{path} is not YAML: {error}"]) from error
+    content = read_yaml(path, str(path), "name a Serve configuration file")
+    if content is None:
+        raise SettingsError([f"{path} is empty, and a Serve configuration is a mapping with `applications`"])
     if not isinstance(content, dict):
         raise SettingsError([f"{path} holds {shown(content)}, and a Serve configuration is a mapping"])
+    if "applications" not in content and (ours := sorted(content.keys() & AppSettings.model_fields.keys())):
+        raise SettingsError(
+            [
+                f"{path} has no `applications`, but settings of ours at its top ({', '.join(ours)}): it looks like an "
+                f"overlay. Check a whole configuration with it: {OVERLAY_VARIABLE}={path} python -m app.check "
+                "serve_configs/llama13b.yaml"
+            ]
+        )
     return content

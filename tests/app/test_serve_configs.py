@@ -131,7 +131,7 @@ def test_an_unknown_key_is_found_at_every_level(full: dict[str, Any], keys: tupl
         (_put("http_options", "port", value="x"), "http_options.port"),
         (_put(*_APP, "args", "engin"), "args: engin: unknown key"),
         (_put(*_APP, "args", "mode", value="balanced"), "'balanced' is not available yet"),
-        (_put(*_APP, "import_path", value="other:build"), "0 have import_path app.builder:build"),
+        (_put(*_APP, "import_path", value="other:build"), "(given: 'other:build')"),
         (lambda content: content.pop("applications"), "applications"),
     ],
 )
@@ -158,7 +158,16 @@ def test_problems_of_serve_and_of_ours_are_told_together(full: dict[str, Any], t
     assert len(raised.value.problems) == 2
 
 
-@pytest.mark.parametrize(("content", "part"), [(None, "can't be read"), ("[1]", "mapping"), ("a: [", "not YAML")])
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (None, "can't be read"),
+        ("[1]", "mapping"),
+        ("a: [", "not YAML"),
+        ("# nothing\n", "is empty"),
+        ("engine: {device: cpu}\n", "looks like an overlay.*EQUIPOISE_OVERLAY="),
+    ],
+)
 def test_what_is_no_configuration_is_refused_by_name(content: str | None, part: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     if content is not None:
@@ -174,3 +183,13 @@ def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path, capsys: pytest
     path.write_text((FOLDER / "local.yaml").read_text().replace("http_options", "http_option"))
     assert check.main([str(path)]) == 2
     assert "did you mean 'http_options'?" in capsys.readouterr().err
+
+
+def test_a_key_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    text = (FOLDER / "local.yaml").read_text()
+    path = tmp_path / "config.yaml"
+    path.write_text(text + "http_options: {port: 9000}\n")
+    first = text.splitlines().index("http_options:") + 1
+    last = len(text.splitlines()) + 1
+    with pytest.raises(SettingsError, match=f"http_options: given twice, in line {first} and in line {last};"):
+        read_serve_config(path)
