@@ -8,8 +8,8 @@ results are the median of the rounds' ratios to it, with an interval (docs/metri
 Progress goes to stderr; stdout gets Markdown tables and, as its last line, one JSON object. The exit code is 1 when a
 server failed or a request failed.
 
-    python -m load_tests.compare_modes --serve monolithic=serve_configs/monolithic.yaml \\
-        --serve balanced=serve_configs/local.yaml -w decode-heavy shared-prefix --rounds 10 --save modes
+    python -m load_tests.compare_modes --serve monolithic=serve_configs/local-monolithic.yaml \\
+        --serve static=serve_configs/local.yaml -w decode-heavy shared-prefix --rounds 10 --save modes
 
 A server of another kind is given as a command: --command 'vllm=python -m vllm.entrypoints.openai.api_server --model m
 --port 8100' --url-of vllm=http://127.0.0.1:8100

@@ -6,7 +6,7 @@ Memory of the server's processes is sampled during the run; its trend over the s
 Progress goes to stderr; stdout gets Markdown tables and, as its last line, one JSON object. The exit code is 1 when a
 request failed other than by being closed here, or when blocks were still held, or could not be counted.
 
-    python -m load_tests.soak http://127.0.0.1:8000 --requests 2000 --memory-of ray:: raylet --save soak
+    python -m load_tests.soak http://127.0.0.1:8000 --requests 2000 --memory-of ray:: raylet gcs_server --save soak
 """
 
 from __future__ import annotations
