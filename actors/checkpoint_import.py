@@ -126,6 +126,7 @@ def _restore_pre_tokenizer(tokenizer: Any, source: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
+        prog="python -m actors.checkpoint_import",
         description="Convert a GGUF file, or a folder with PyTorch weights, into a folder of safetensors.",
         epilog="example: python -m actors.checkpoint_import model.Q4_1.gguf /tmp/model",
     )

@@ -135,6 +135,7 @@ def byte_tokenizer() -> Any:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line of `python -m load_tests.make_tiny_model`, and what model_source runs in a subprocess."""
     parser = argparse.ArgumentParser(
+        prog="python -m load_tests.make_tiny_model",
         description="Write a small model with random weights and a byte tokenizer, in Hugging Face layout.",
         epilog="example: python -m load_tests.make_tiny_model --family llama --layers 40 --heads 40 --out /tmp/tiny",
     )

@@ -94,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m load_tests.gpu_check", description=(__doc__ or "").split("\n\n")[0]
+        prog="python -m load_tests.gpu_check",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="example: python -m load_tests.gpu_check --quick --device cpu",
     )
     parser.add_argument(
         "--model",
