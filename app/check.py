@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from actors.model_source import ModelSourceError, resolve_model
+from app.api_keys import ApiKeys, ApiKeysError
 from app.serve_config import read_serve_config
 from app.settings_error import SettingsError
 
@@ -25,12 +27,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_serve_config(options.config).settings
         print(f"{options.config}: mode {settings.mode}, model {settings.model}")
+        _check_keys_file(settings.ingress.api_keys_file)
         if options.fetch_model:
             print(f"model folder: {resolve_model(settings.model).path}")
-    except (SettingsError, ModelSourceError) as error:
+    except (SettingsError, ModelSourceError, ApiKeysError, OSError) as error:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
+    print(f"Keys and values are in order; `python -m app.plan {options.config}` says whether it fits.")
     return 0
+
+
+def _check_keys_file(path: str | None) -> None:
+    """Raises ApiKeysError or OSError for a file that is here and can't be used."""
+    if path is None:
+        return
+    if Path(path).exists():
+        ApiKeys.load(path)
+    else:
+        print(
+            f"warning: ingress.api_keys_file {path} is not on this machine, and so is not checked; each ingress "
+            "replica reads it on the node where it starts",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

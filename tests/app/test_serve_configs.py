@@ -193,3 +193,30 @@ def test_a_key_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
     last = len(text.splitlines()) + 1
     with pytest.raises(SettingsError, match=f"http_options: given twice, in line {first} and in line {last};"):
         read_serve_config(path)
+
+
+def _with_keys_file(folder: Path) -> tuple[str, Path]:
+    content = yaml.safe_load((FOLDER / "local.yaml").read_text())
+    keys = folder / "keys"
+    content["applications"][0]["args"]["ingress"]["api_keys_file"] = str(keys)
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    return str(config), keys
+
+
+def test_a_key_file_that_is_not_here_is_told_and_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, keys = _with_keys_file(tmp_path)
+    assert check.main([config]) == 0
+    assert f"warning: ingress.api_keys_file {keys} is not on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "status"), [("alice " + "0" * 64, 0), ("alice", 2), ("", 2)])
+def test_a_key_file_that_is_here_is_read(
+    line: str, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, keys = _with_keys_file(tmp_path)
+    keys.write_text(line + "\n")
+    assert check.main([config]) == status
+    printed = capsys.readouterr()
+    assert (str(keys) in printed.err) == (status == 2)
+    assert ("are in order" in printed.out) == (status == 0)
