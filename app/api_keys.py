@@ -3,7 +3,7 @@
 The server knows keys by their SHA-256 only, from a file of lines `name sha256-hex`. Keys are long random strings (this
 module makes them), so a plain hash is enough; a password would need a slow one.
 
-    python -m app.api_keys new alice
+    python -m app.api_keys new alice >> keys
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,19 +118,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m app.api_keys",
         description="Make API keys. The server keeps a file with their names and hashes; the keys go to the clients.",
-        epilog="example:\n  python -m app.api_keys new alice\n\n"
-        "Give the first line that it prints to alice, and append the second to the server's key file.",
+        epilog="example:\n  python -m app.api_keys new alice >> keys\n\n"
+        "shows alice's key, once, on the error output, and adds its line to the server's key file, here `keys`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    new = commands.add_parser("new", help="print a fresh key, once, and its line for the key file")
+    new = commands.add_parser(
+        "new",
+        help="show a fresh key, once, on the error output, and print its line for the key file",
+        description="Show a fresh key, once, on the error output, and print its line for the key file.",
+        epilog="example: python -m app.api_keys new alice >> keys",
+    )
     new.add_argument("name", metavar="NAME", help="who the key is for: letters, digits, '.', '_' and '-'")
     given = parser.parse_args(arguments)
     try:
         key, line = new_key(given.name)
     except ApiKeysError as error:
         parser.error(str(error))
-    print(f"key:  {key}\nline: {line}")
+    print(f"key of {given.name}, shown only now: {key}", file=sys.stderr)
+    print(line)
 
 
 if __name__ == "__main__":

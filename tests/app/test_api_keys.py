@@ -165,9 +165,12 @@ def test_a_new_key_works_with_its_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "app.api_keys", "new", "carol"], capture_output=True, text=True, check=True
     )
-    printed = dict(row.split(": ", 1) for row in done.stdout.splitlines())
-    keys = ApiKeys.load(write(tmp_path, printed["line"].strip()))
-    principal = keys.authenticate(f"Bearer {printed['key'].strip()}")
+    path = write(tmp_path, GOOD)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(done.stdout)
+    key = done.stderr.strip().rpartition(" ")[2]
+    assert key not in done.stdout
+    principal = ApiKeys.load(path).authenticate(f"Bearer {key}")
     assert principal is not None
     assert principal.name == "carol"
 
@@ -178,11 +181,12 @@ def test_keys_are_fresh_and_long() -> None:
     assert min(map(len, made)) >= 43
 
 
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["new", "--help"]])
+def test_help_shows_an_example(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--help"])
+        main(arguments)
     assert end.value.code == 0
-    assert "python -m app.api_keys new alice" in capsys.readouterr().out
+    assert "python -m app.api_keys new alice >> keys" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "two words", "ключ", "x" * 65, "a\nb"])
