@@ -1,13 +1,14 @@
 """What chat completions and completions have in common: the fields that say how tokens are chosen.
 
-Unknown fields are refused, with the nearest known name. Known fields that would change the answer and are not
-implemented are refused, unless they hold the value that means "off" (`_harmless`). Fields that concern OpenAI's own
-bookkeeping are accepted and have no effect (`NO_EFFECT`). Types are strict: `true` is no number and "5" is not 5.
+Unknown fields are refused, with the nearest known name, if one is near. Known fields that would change the answer and
+are not implemented are refused, unless they hold the value that means "off" (`_harmless`). Fields that concern OpenAI's
+own bookkeeping are accepted and have no effect (`NO_EFFECT`). Types are strict: `true` is no number and "5" is not 5.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from typing import Annotated, Any, ClassVar, Self
 
@@ -138,7 +139,7 @@ class GenerationRequest(BaseModel):
             raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
         for name, values in cls._harmless.items():
             if name in data and data[name] not in values:
-                off = " or ".join(shortened(value) for value in values if value is not None)
+                off = " or ".join(json.dumps(value) for value in values if value is not None)
                 raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
         return {name: value for name, value in data.items() if name in cls.model_fields}
 

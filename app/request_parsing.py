@@ -27,8 +27,18 @@ def parse_request(body: bytes, request_type: type[RequestT]) -> RequestT:
     try:
         document = from_json(body, allow_inf_nan=False)
     except ValueError as error:  # its text names the place and what was expected, never the content
-        raise invalid_request(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        hint = " NaN and Infinity are not JSON." if _is_json_but_for_numbers(body) else ""
+        raise invalid_request(f"The request body is not valid JSON: {error}.{hint}", code="invalid_json") from None
     return validate_request(document, request_type)
+
+
+def _is_json_but_for_numbers(body: bytes) -> bool:
+    """Whether it is the numbers NaN and Infinity alone that keep a body from being JSON."""
+    try:
+        from_json(body, allow_inf_nan=True)
+    except ValueError:
+        return False
+    return True
 
 
 def validate_request(document: object, request_type: type[RequestT]) -> RequestT:
