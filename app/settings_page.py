@@ -26,6 +26,7 @@ _HEAD = """# Settings
 What stands under `args` of the application in a file for `serve run` or `serve deploy`, such as those in
 [serve_configs/](../serve_configs). Every key may be left out. An unknown key, a value of another type (`"5"` is not
 `5`) and a value out of its range are refused when the application is built, all at once, each with what is allowed.
+[What goes together](#what-goes-together) is checked once these are right. A key given twice is refused first of all.
 
     python -m app.check serve_configs/local.yaml       check a file, Serve's own keys included
     python -m app.plan serve_configs/llama13b.yaml     and work out what its devices have room for
@@ -78,7 +79,9 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
     ),
     (
         "RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH",
-        "A local cluster that `serve run` starts asks for a token, which Ray 2.60 keeps in `~/.ray/auth_token`. For "
+        "A local cluster that `serve run` starts asks for a token, which Ray 2.60 keeps in `~/.ray/auth_token`. "
+        "Commands in another shell, such as `serve status`, send it only with `RAY_AUTH_MODE=token`; without it they "
+        "fail with `Missing authentication token`. For "
         "clusters of `ray start`, make it with `ray get-auth-token --generate`, copy it to every node and set "
         "`RAY_AUTH_MODE=token` there. `disabled` switches it off: then whoever reaches Ray's ports can run code on the "
         "cluster.",
