@@ -65,7 +65,12 @@ def _template(tokenizer: Any) -> str:
 
 
 def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
-    reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters, *tokenizer.special_tokens_map}
+    reserved = {
+        "messages",
+        "self",
+        *inspect.signature(tokenizer.apply_chat_template).parameters,
+        *tokenizer.special_tokens_map,
+    }
     for name in variables:
         if name in reserved:
             raise invalid_request(

@@ -24,11 +24,16 @@ from app.openai_answers import Answer
 from app.openai_errors import model_not_found
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import model_entry, model_list
+from app.request_body import read_body
 from app.request_parsing import LONG_BODY_BYTES, parse_request
 from app.settings import AppSettings
 from app.tokenizer import load_tokenizer
 
-http = FastAPI(title="Equipoise", description="OpenAI-compatible serving with prefill and decode apart.")
+http = FastAPI(
+    title="Equipoise",
+    description="OpenAI-compatible serving with prefill and decode apart.",
+    redirect_slashes=False,  # a redirect would name whatever host the client named
+)
 http.add_middleware(KeyGuard)
 http.add_middleware(Departures)
 install_error_handlers(http)
@@ -94,7 +99,7 @@ class Ingress:
         )
 
     async def _answer(self, http_request: Request, kind: type[Any], generate: Callable[..., Generation]) -> Response:
-        body = await http_request.body()
+        body = await read_body(http_request)
 
         def read() -> tuple[GenerationRequest, Generation]:
             request: GenerationRequest = parse_request(body, kind)

@@ -86,6 +86,11 @@ def context_length_exceeded(*, context_tokens: int, prompt_tokens: int, answer_t
     return invalid_request(message, param=param, code="context_length_exceeded")
 
 
+def request_too_large(limit_bytes: int) -> ApiError:
+    message = f"The request body is longer than {limit_bytes} bytes. Send a shorter prompt, or fewer of them."
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, INVALID_REQUEST, None, "request_too_large")
+
+
 def unauthorized(reason: str = "No valid API key was given.") -> ApiError:
     message = f"{reason} Send it in the header 'Authorization: Bearer KEY'."
     return ApiError(HTTPStatus.UNAUTHORIZED, message, AUTHENTICATION, None, "invalid_api_key")

@@ -101,7 +101,7 @@ class SequenceFlow:
         cached = await self._plan.cached_tokens(self._plan.block_keys)
         prompt_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         block_tokens = self._plan.block_tokens
-        longest = len(request.prompt_token_ids) + max(request.sampling.max_tokens, 1)
+        longest = len(request.prompt_token_ids) + request.sampling.max_tokens
         return DispatchRequest(
             request_id=request.request_id,
             uncached_tokens=max(1, prompt_tokens - cached),

@@ -100,7 +100,7 @@ class Engine:
             return "the prompt is empty"
         if request.request_id in self._sequences or request.request_id in self._exports:
             return f"request id {request.request_id!r} is in use"
-        if tokens + max(request.sampling.max_tokens, 1) > self.max_context_tokens:
+        if tokens + request.sampling.max_tokens > self.max_context_tokens:
             return (
                 f"{tokens} prompt tokens and {request.sampling.max_tokens} to generate exceed the context of "
                 f"{self.max_context_tokens} tokens"

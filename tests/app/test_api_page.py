@@ -112,6 +112,7 @@ def test_every_status_and_kind_of_error_is_listed() -> None:
         openai_errors.invalid_request("m"),
         openai_errors.unsupported("p", "w"),
         openai_errors.context_length_exceeded(context_tokens=1, prompt_tokens=1, answer_tokens=1, param="prompt"),
+        openai_errors.request_too_large(1),
         openai_errors.unauthorized(),
         openai_errors.forbidden("m"),
         openai_errors.model_not_found("a", "b"),

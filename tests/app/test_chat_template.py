@@ -101,7 +101,7 @@ def test_arguments_and_special_tokens_are_not_the_requests_to_set(byte_level_tok
 
 def test_no_argument_of_transformers_can_be_set(byte_level_tokenizer: Any) -> None:
     tokenizer = with_template(byte_level_tokenizer, PLAIN)
-    for name in inspect.signature(tokenizer.apply_chat_template).parameters:
+    for name in ("self", *inspect.signature(tokenizer.apply_chat_template).parameters):
         assert refused(tokenizer, chat(chat_template_kwargs={name: 1}))["param"] == "chat_template_kwargs"
 
 

@@ -246,6 +246,14 @@ def test_zero_tokens_scores_the_prompt_only(llama_folder: Path, make_engine: Mak
     assert len(answer.events[0].prompt_logprobs or ()) == 5
 
 
+def test_prompt_as_long_as_the_context_is_scored(llama_folder: Path, make_engine: MakeEngine) -> None:
+    engine = make_engine(llama_folder, kv_cache_blocks=4)
+    request = EngineRequest("r", make_prompt(4 * BLOCK), greedy(0, prompt_logprobs=0))
+    answer = run_requests(engine, [request])["r"]
+    assert (answer.tokens, answer.finish_reason) == ([], "length")
+    assert len(answer.events[0].prompt_logprobs or ()) == 4 * BLOCK
+
+
 def test_salts_share_nothing(llama_folder: Path, make_engine: MakeEngine) -> None:
     engine = make_engine(llama_folder)
     prompt = make_prompt(40)
