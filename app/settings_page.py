@@ -26,8 +26,8 @@ _HEAD = """# Settings
 What stands under `args` of the application in a file for `serve run` or `serve deploy`, such as those in
 [serve_configs/](../serve_configs). Every key may be left out. An unknown key, a value of another type (`"5"` is not
 `5`) and a value out of its range are refused when the application is built, all at once, each with what is allowed.
-[What goes together](#what-goes-together) is checked once these are right. Of a key given twice Serve keeps the last one in
-silence; `app.check` and `app.plan` refuse it.
+[What goes together](#what-goes-together) is checked once these are right. Of a key given twice Serve keeps the last one
+in silence; `app.check` and `app.plan` refuse it.
 
     python -m app.check serve_configs/local.yaml       check a file, Serve's own keys included
     python -m app.plan serve_configs/llama13b.yaml     and work out what its devices have room for
