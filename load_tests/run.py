@@ -3,7 +3,8 @@
 What is measured and how is in docs/metrics-of-load-tests.md. Progress goes to stderr; stdout gets a Markdown table of
 medians and, as its last line, one JSON object with every figure. The exit code is 1 when a request failed.
 
-    python -m load_tests.run http://127.0.0.1:8000 -w decode-heavy --repeat 3 --cpu-of ray:: raylet gcs_server
+    python -m load_tests.run http://127.0.0.1:8000 -w prefill-heavy decode-heavy --repeat 3 \\
+        --cpu-of ray:: raylet gcs_server
     python -m load_tests.run http://127.0.0.1:8000 -w balanced --rate 4 --slo-ttft-s 1 --slo-tpot-s 0.1 --save open-loop
 """
 
