@@ -41,8 +41,24 @@ class ControlServer:
         self._changed = asyncio.Condition()
         self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
 
-    async def join(self, member: Member) -> StoreAddress | None:
-        """Lets a worker in (again) and says where the store of its node is. Raises RosterError."""
+    async def store_address(self, node_id: str) -> StoreAddress | None:
+        """Where the store of a node is, which is started if need be; None without one."""
+        if self._settings is None:
+            return None
+        if node_id not in self._stores:
+            self._stores[node_id] = NodeStore.options(
+                max_restarts=_ALWAYS, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+            ).remote(
+                node_id,
+                self._directory,
+                self._settings.dram_bytes,
+                pull_timeout_s=self._settings.pull_timeout_s,
+                layer_groups=self._settings.layer_groups,
+            )
+        return StoreAddress(self._directory, dict(self._stores), node_id)
+
+    async def join(self, member: Member) -> None:
+        """Lets a worker in (again): from now on it is sent requests. Raises RosterError."""
         before = self._roster.version
         self._roster.join(member)
         if self._roster.version != before:
@@ -52,7 +68,6 @@ class ControlServer:
             await self._tell()
         elif self._roster.clear(member.worker_id, member.epoch):
             await self._tell()
-        return self._store_address(member.node_id)
 
     async def leave(self, worker_id: str, epoch: int) -> None:
         """Takes a worker out."""
@@ -92,21 +107,6 @@ class ControlServer:
             return {}
         stores = {store_id: await store.stats.remote() for store_id, store in self._stores.items()}
         return {"directory": await self._directory.stats.remote(), "stores": stores}
-
-    def _store_address(self, node_id: str) -> StoreAddress | None:
-        if self._settings is None:
-            return None
-        if node_id not in self._stores:
-            self._stores[node_id] = NodeStore.options(
-                max_restarts=_ALWAYS, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-            ).remote(
-                node_id,
-                self._directory,
-                self._settings.dram_bytes,
-                pull_timeout_s=self._settings.pull_timeout_s,
-                layer_groups=self._settings.layer_groups,
-            )
-        return StoreAddress(self._directory, dict(self._stores), node_id)
 
     async def _await_death(self, member: Member) -> None:
         """Ends when the worker's process does; that is when it leaves, whatever else was noticed."""

@@ -79,10 +79,12 @@ class WorkerServer:
             await asyncio.wait_for(self._worker.close.remote(), _CLOSE_TIMEOUT_S)
 
     async def _join(self) -> None:
-        store: StoreAddress | None = await self._control.join.remote(self._member)
+        """The store first: a worker without one computes what was handed over to it, and cannot free it."""
+        store: StoreAddress | None = await self._control.store_address.remote(self._member.node_id)
         if store is not None and store != self._store:
             await self._worker.use_store.remote(store)
             self._store = store
+        await self._control.join.remote(self._member)
 
 
 @serve.deployment
