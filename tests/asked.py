@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LIMIT_S = 120.0
-_MODELS: dict[str, str] = {}
+SERVED = "tested"
+"""The `served_model_name` of apps that are asked this way."""
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Asked:
         self, base_url: str, prompt: Sequence[int], max_tokens: int, *, stream: bool = True, **options: Any
     ) -> None:
         body = {
-            "model": _model(base_url), "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
+            "model": SERVED, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
             "ignore_eos": True, "logprobs": 0, "stream": stream, **options,
         }  # fmt: skip
         if stream:
@@ -57,6 +58,7 @@ class Asked:
     def events(self) -> Iterator[dict[str, Any]]:
         """A stream's events from where the last iteration stopped."""
         response = self._begun()
+        assert response.status == 200, response.read()
         while line := response.readline():
             text = line.decode().strip()
             if text == "data: [DONE]":
@@ -106,12 +108,3 @@ def _add(answered: Answered, event: dict[str, Any]) -> None:
 
 def _tokens(event: dict[str, Any]) -> list[str]:
     return [token for choice in event.get("choices", []) for token in (choice["logprobs"] or {"tokens": []})["tokens"]]
-
-
-def _model(base_url: str) -> str:
-    if base_url not in _MODELS:
-        connection = http.client.HTTPConnection(urlsplit(base_url).netloc, timeout=LIMIT_S)
-        connection.request("GET", "/v1/models")
-        _MODELS[base_url] = json.load(connection.getresponse())["data"][0]["id"]
-        connection.close()
-    return _MODELS[base_url]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.app_insides import held, processes, reported, stopped, wait_free
-from tests.asked import Asked, ask
+from tests.asked import SERVED, Asked, ask
 from tests.engine_driver import make_prompt
 from tests.running_app import Deploy, RunningApp, small_roles, wait_until
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cluster
 MAX_INFLIGHT = 24
 ARGS: dict[str, Any] = {
     "model": "random/llama-8x8",
+    "served_model_name": SERVED,
     "engine": {
         "dtype": "float32", "block_tokens": 32, "kv_cache_blocks": 384, "max_batch_tokens": 64,
     },

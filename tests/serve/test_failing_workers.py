@@ -18,7 +18,7 @@ from actors.addresses import address_of
 from actors.random_model import parse_random_name, write_random_model
 from migrate.roster import Member
 from tests.app_insides import stopped, wait_free
-from tests.asked import Asked, ask
+from tests.asked import SERVED, Asked, ask
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
 from tests.running_app import Deploy, RunningApp, small_roles, wait_until
@@ -52,6 +52,7 @@ def app(deploy: Deploy, folder: Path) -> Iterator[RunningApp]:
     app = deploy(
         {
             "model": str(folder),
+            "served_model_name": SERVED,
             "engine": {"dtype": "float32", "block_tokens": 32, "kv_cache_blocks": 384, "max_batch_tokens": 64},
             **small_roles(),
             "ingress": {"num_cpus": 0.1, "stall_timeout_s": STALL_TIMEOUT_S},

@@ -14,7 +14,7 @@ import ray
 from actors.addresses import address_of
 from migrate.roster import Member
 from tests.app_insides import directory, held, processes, replica, reported, wait_free
-from tests.asked import Asked, ask
+from tests.asked import SERVED, Asked, ask
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
 from tests.running_app import Deploy, RunningApp, small_roles, wait_until
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.cluster
 MODEL = "random/llama-8x8"
 ARGS: dict[str, Any] = {
     "model": MODEL,
+    "served_model_name": SERVED,
     "engine": {"dtype": "float32", "block_tokens": 32, "kv_cache_blocks": 384, "max_batch_tokens": 64},
     **small_roles(prefill=2),
 }
@@ -108,6 +109,8 @@ def test_streams_go_on_when_the_decode_worker_dies(app: RunningApp, judge: Judge
         answered.tokens[:0] = tokens
     judge.check(prompts, answers, 600)
     assert app.members("decode") != [decode]
+    # The new one knew the store before it was sent anything.
+    assert app.total("computed_prompt_tokens", "decode") == 0
 
 
 def test_what_a_prefill_worker_stored_outlives_it(app: RunningApp, judge: Judge) -> None:

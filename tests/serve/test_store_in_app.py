@@ -15,7 +15,7 @@ from ray._private.internal_api import memory_summary
 from actors.addresses import address_of
 from migrate.roster import Member
 from tests.app_insides import processes, store_stats, unique_bytes, wait_free
-from tests.asked import Answered, ask
+from tests.asked import SERVED, Answered, ask
 from tests.engine_driver import make_prompt
 from tests.running_app import Deploy, RunningApp, small_roles, wait_until
 
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.cluster
 BLOCK = 32
 ARGS: dict[str, Any] = {
     "model": "random/llama-8x8",
+    "served_model_name": SERVED,
     "engine": {"dtype": "float32", "block_tokens": BLOCK, "kv_cache_blocks": 160, "max_batch_tokens": 256},
     **small_roles(prefill=2),
 }

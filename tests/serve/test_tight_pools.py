@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.app_insides import wait_free
-from tests.asked import Asked
+from tests.asked import SERVED, Asked
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
 from tests.running_app import Deploy, RunningApp, small_roles
@@ -20,6 +20,7 @@ MODEL = "random/llama-8x8"
 DECODE_BLOCKS = 24
 ARGS: dict[str, Any] = {
     "model": MODEL,
+    "served_model_name": SERVED,
     "engine": {"dtype": "float32", "block_tokens": 32, "kv_cache_blocks": 120, "max_batch_tokens": 64},
     **small_roles(),
     "decode": {"replicas": 1, "num_cpus": 0.1, "engine": {"kv_cache_blocks": DECODE_BLOCKS}},
