@@ -69,7 +69,7 @@ def reported(app: RunningApp, role: str, name: str) -> int:
 
 
 def processes(title: str) -> list[psutil.Process]:
-    """Processes of this session's Ray cluster whose title begins so, such as `ray::NodeStore`."""
+    """Processes of the tests' Ray cluster whose title begins so, such as `ray::NodeStore`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
