@@ -46,7 +46,7 @@ def take_snapshot(engine: Engine) -> LoadSnapshot:
     scheduler = engine.scheduler
     tokens: Counter[str] = Counter()
     requests: Counter[str] = Counter()
-    for sequence in engine.sequences():
+    for sequence in scheduler.sequences():
         if sequence.num_output_tokens == len(sequence.request.output_token_ids):
             owner = sequence.request.owner
             requests[owner] += 1

@@ -58,8 +58,6 @@ class SequenceFlow:
         self._plan = plan
         self._dispatcher = dispatcher
         self._outputs = list(request.output_token_ids)
-        self.prefill_worker_id: str | None = None
-        self.decode_worker_id: str | None = None
 
     async def events(self) -> AsyncGenerator[TokenEvent]:
         """The sequence's tokens, in order and each once, up to the one with a finish reason.
@@ -112,7 +110,6 @@ class SequenceFlow:
         )
 
     async def _attempt(self, request: EngineRequest, assignment: Assignment) -> AsyncGenerator[TokenEvent]:
-        self.prefill_worker_id = assignment.prefill.worker_id
         if not self._plan.disaggregated:
             async with aclosing(self._run(assignment.prefill, Submission(request))) as deliveries:
                 async for delivery in deliveries:
@@ -132,7 +129,6 @@ class SequenceFlow:
                     hand_over = delivery
         if first is None or hand_over is None:
             return
-        self.decode_worker_id = assignment.decode.worker_id
         decode = Submission(self._resumed(request.request_id, [*request.output_token_ids, first]), hand_over)
         is_taken_over = False
         try:

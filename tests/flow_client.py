@@ -24,8 +24,6 @@ class FlowAnswer:
     tokens: list[int]
     finish_reason: str | None
     cached_tokens: int | None
-    prefill_worker_id: str | None
-    decode_worker_id: str | None
 
 
 @dataclass(frozen=True)
@@ -82,4 +80,4 @@ class FlowClient:
                     tokens.append(event.token_id)
                 cached = event.cached_tokens if event.cached_tokens is not None else cached
                 finish_reason = event.finish_reason
-        return FlowAnswer(tokens, finish_reason, cached, flow.prefill_worker_id, flow.decode_worker_id)
+        return FlowAnswer(tokens, finish_reason, cached)

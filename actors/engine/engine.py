@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -211,10 +211,6 @@ class Engine:
         part in it, and their blocks are in use by others. Fetches that the broken step planned are in the result."""
         failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
         return StepResult([self._fail(sequence, reason) for sequence in failed], self._take_fetches())
-
-    def sequences(self) -> Iterable[SequenceState]:
-        """All unfinished sequences; for load reports."""
-        return self._sequences.values()
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
