@@ -19,7 +19,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.loading import LoadedModel
-from actors.engine.page_io import clear_values
+from actors.engine.page_io import clear_pages
 from actors.engine.request import (
     FINISH_ERROR,
     FINISH_LENGTH,
@@ -168,7 +168,7 @@ class Engine:
         # Kept until a step has ended well or not: their sequences wait for them.
         self._fetches += plan.fetches
         if plan.fresh_blocks and self.loaded.backend_name == "torch":  # flash-attn reads no masked places
-            clear_values(self.loaded, plan.fresh_blocks)
+            clear_pages(self.loaded, plan.fresh_blocks)
         chunks = plan.chunks
         if not chunks:
             return StepResult(fetches=self._take_fetches())

@@ -7,6 +7,7 @@ elsewhere without another code path.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from actors.engine.attention.interface import AttentionBackend, LayerKv
 from actors.engine.batch import StepBatch
 from actors.engine.lane_table import LaneTable
 from actors.engine.model_spec import ModelSpec, UnsupportedModelError
+from actors.engine.row_padding import pad_rows
 from actors.engine.weights import LayerWeights
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -24,6 +26,16 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers of a step share."""
+
+    num_rows: int
+    """The batch's own rows; behind them hidden states may have padding, which attention never sees."""
+    rotation: tuple[torch.Tensor, torch.Tensor] | None
+    """cos and sin [num_rows, 1, head_dim]; None for learned positions"""
 
 
 class CausalModel:
@@ -70,46 +82,44 @@ class CausalModel:
     def run_layers(self, x: torch.Tensor, layers: range, batch: StepBatch) -> torch.Tensor:
         """Runs a range of layers that lie here over hidden states [T, hidden], writing their K and V to pages."""
         self._backend.begin(batch)
-        rotation = self._rotation(batch.positions, x.dtype)
+        step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype))
+        x = pad_rows(x)
         for layer in layers:
-            x = self._layer(x, layer, rotation)
-        return x
+            x = self._layer(x, layer, step)
+        return x[: step.num_rows]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden] of the last layer -> logits [n, vocab]."""
+        num_rows = x.shape[0]
+        x = pad_rows(x)
         if self.spec.final_norm:
             x = self._norm(x, self._outer.get("final_norm.weight"), self._outer.get("final_norm.bias"))
         if "project_out.weight" in self._outer:
             x = F.linear(x, self._outer["project_out.weight"])
         head = self._outer.get("head.weight")
-        return F.linear(x, self._outer["embedding.weight"] if head is None else head)
+        return F.linear(x, self._outer["embedding.weight"] if head is None else head)[:num_rows]
 
-    def _layer(self, x: torch.Tensor, layer: int, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    def _layer(self, x: torch.Tensor, layer: int, step: _Step) -> torch.Tensor:
         weights = self.layers[layer]
         if self.spec.pre_norm:
-            x = x + self._attention(self._layer_norm(x, weights, "attention_norm"), layer, weights, rotation)
+            x = x + self._attention(self._layer_norm(x, weights, "attention_norm"), layer, weights, step)
             return x + self._mlp(self._layer_norm(x, weights, "mlp_norm"), weights)
-        x = self._layer_norm(x + self._attention(x, layer, weights, rotation), weights, "attention_norm")
+        x = self._layer_norm(x + self._attention(x, layer, weights, step), weights, "attention_norm")
         return self._layer_norm(x + self._mlp(x, weights), weights, "mlp_norm")
 
-    def _attention(
-        self,
-        x: torch.Tensor,
-        layer: int,
-        weights: LayerWeights,
-        rotation: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, layer: int, weights: LayerWeights, step: _Step) -> torch.Tensor:
         spec = self.spec
-        qkv = F.linear(x, weights["qkv.weight"], weights.get("qkv.bias")).view(x.shape[0], -1, spec.head_dim)
+        qkv = F.linear(x, weights["qkv.weight"], weights.get("qkv.bias"))
+        qkv = qkv[: step.num_rows].view(step.num_rows, -1, spec.head_dim)
         q, k, v = qkv.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if "q_norm.weight" in weights:
             q = F.rms_norm(q, (spec.head_dim,), weights["q_norm.weight"], spec.norm_eps)
             k = F.rms_norm(k, (spec.head_dim,), weights["k_norm.weight"], spec.norm_eps)
-        if rotation is not None:
-            q, k = _rotate(q, *rotation), _rotate(k, *rotation)
+        if step.rotation is not None:
+            q, k = _rotate(q, *step.rotation), _rotate(k, *step.rotation)
         kv = LayerKv(self._pages, self._lanes.pages(layer), spec.windows[layer], spec.head_dim**-0.5)
         out = self._backend.attend(q, k, v, kv)
-        return F.linear(out.reshape(x.shape[0], -1), weights["o.weight"], weights.get("o.bias"))
+        return F.linear(pad_rows(out.flatten(1)), weights["o.weight"], weights.get("o.bias"))
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
         up = F.linear(x, weights["up.weight"], weights.get("up.bias"))
@@ -129,7 +139,7 @@ class CausalModel:
         return F.layer_norm(x, (x.shape[-1],), weight, bias, self.spec.norm_eps)
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """cos and sin [T, 1, head_dim]; None for learned positions."""
+        """See _Step."""
         if self.spec.position_offset is not None:
             return None
         angles = positions[:, None].float() * self._frequencies

@@ -49,17 +49,17 @@ def write_pages(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int], 
 
 
 @torch.inference_mode()
-def clear_values(loaded: LoadedModel, block_ids: Sequence[int]) -> None:
-    """Zeroes V in all pages of blocks that are about to be filled by another request than the last one.
+def clear_pages(loaded: LoadedModel, block_ids: Sequence[int]) -> None:
+    """Zeroes all pages of blocks that are about to be filled by another request than the last one.
 
-    Attention that multiplies masked places by weights of zero needs it: 0 * NaN is NaN, and a request whose numbers
-    overflowed leaves NaN behind.
+    A request whose numbers overflowed leaves NaN behind, and attention that adds -inf to masked scores and multiplies
+    masked values by weights of zero would pass it on.
     """
     pages, lanes = loaded.arena.pages, loaded.lanes
     blocks = to_device(torch.tensor(block_ids, dtype=torch.int64), pages.device)
     layers = sorted({layer for layer, _ in lanes.lanes})
     index = torch.cat([lanes.pages(layer)[:, blocks].flatten() for layer in layers])
-    pages.view(2 * pages.shape[0], -1).index_fill_(0, index * 2 + 1, 0)
+    pages.index_fill_(0, index, 0)
 
 
 def _page_index(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int]) -> torch.Tensor:

@@ -21,6 +21,16 @@ class TestTorchAttention(AttentionContract):
         return TorchAttention()
 
 
+class TestTorchAttentionOverWholeTiles(AttentionContract):
+    """Blocks as long as the tiles that query rows are padded to: then a whole prompt needs no mask."""
+
+    block_tokens = 16
+    max_examples = 100
+
+    def make_backend(self) -> AttentionBackend:
+        return TorchAttention()
+
+
 @pytest.mark.parametrize("name", ["auto", "torch"])
 def test_torch_is_chosen_where_flash_cannot_run(name: str) -> None:
     assert choose_backend(name, CPU, 256, "bfloat16", 64).name == "torch"

@@ -1,7 +1,11 @@
-"""Attention with torch's own kernels, on any device: batched products for decode, SDPA for prefill.
+"""Attention with torch's scaled_dot_product_attention (SDPA), on any device.
 
-Decode treats (KV head, sequence) as the batch and the head's query group as rows: two batched products, more than
-twice as fast on a CPU as SDPA with one query. Prefill has rows enough for SDPA, one call a chunk.
+Decode gives SDPA a KV head's query group as its query rows, so that K and V are not repeated for the group and a
+sequence's keys meet one product; with one query row a head it is less than half as fast on a CPU. A prompt chunk is a
+call of its own.
+
+Keys come as whole blocks and query rows in multiples of 16, what is too much hidden by the mask: on a CPU torch
+generates code for every shape of the last tile and keeps it (load_tests/LOG.md).
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import torch.nn.functional as F
 from actors.engine.attention.interface import LayerKv
 from actors.engine.batch import PrefillRows, StepBatch
 
+_TILE_ROWS = 16
+
 
 class TorchAttention:
     """See the module. Holds masks of the current step only."""
@@ -20,12 +26,13 @@ class TorchAttention:
 
     def __init__(self) -> None:
         self._batch: StepBatch | None = None
-        self._hidden: dict[int | None, torch.Tensor] = {}
+        self._masks: dict[tuple[int | None, int | None], torch.Tensor] = {}
+        """By first row of the chunk (None: the decodes) and window."""
 
     def begin(self, batch: StepBatch) -> None:
         """Forgets the last step's masks."""
         self._batch = batch
-        self._hidden = {}
+        self._masks = {}
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         """See AttentionBackend."""
@@ -37,30 +44,54 @@ class TorchAttention:
             return self._decode(batch, q, kv)
         parts = [self._decode(batch, q[: batch.num_decodes], kv)] if batch.num_decodes else []
         for rows in batch.prefills:
-            parts.append(_prefill(rows, q[rows.first_row : rows.first_row + rows.num_rows], kv))
+            parts.append(self._prefill(rows, q[rows.first_row : rows.first_row + rows.num_rows], kv))
         return torch.cat(parts)
 
     def _decode(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         num_heads, rows, head_dim = kv.page_of.shape[0], q.shape[0], q.shape[-1]
-        group = q.shape[1] // num_heads
-        keys, values = _gather(kv, kv.page_of[:, batch.decode_blocks])
-        grouped = q.view(rows, num_heads, group, head_dim).transpose(0, 1).reshape(num_heads * rows, group, head_dim)
-        scores = torch.bmm(grouped, keys.view(num_heads * rows, -1, head_dim).transpose(1, 2)).mul_(kv.scale)
-        scores.view(num_heads, rows, group, -1).masked_fill_(self._hidden_from(batch, kv), float("-inf"))
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-        out = torch.bmm(weights, values.view(num_heads * rows, -1, head_dim))
-        return out.view(num_heads, rows, group, head_dim).transpose(0, 1).reshape(rows, num_heads * group, head_dim)
-
-    def _hidden_from(self, batch: StepBatch, kv: LayerKv) -> torch.Tensor:
-        """bool [1, D, 1, keys]: True where a decode row may not look."""
-        if kv.window not in self._hidden:
-            places = torch.arange(batch.decode_blocks.shape[1] * kv.pages.shape[2], device=kv.pages.device)
+        keys, values = _gather(kv, kv.page_of[:, batch.decode_blocks].transpose(0, 1), (rows, num_heads))
+        if (None, kv.window) not in self._masks:
+            places = torch.arange(keys.shape[2], device=q.device)
             context = batch.decode_context[:, None]
-            hidden = places >= context
+            visible = places < context
             if kv.window is not None:
-                hidden |= places < context - kv.window
-            self._hidden[kv.window] = hidden[None, :, None, :]
-        return self._hidden[kv.window]
+                visible &= places >= context - kv.window
+            self._masks[None, kv.window] = _additive(visible, q.dtype)[:, None, None]
+        out = F.scaled_dot_product_attention(
+            q.view(rows, num_heads, -1, head_dim),
+            keys,
+            values,
+            attn_mask=self._masks[None, kv.window],
+            scale=kv.scale,
+        )
+        return out.reshape(q.shape)
+
+    def _prefill(self, rows: PrefillRows, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
+        """q [n, heads, head_dim] -> the same shape."""
+        keys, values = _gather(kv, kv.page_of[None, :, rows.blocks], (1, kv.page_of.shape[0]))
+        padding = -rows.num_rows % _TILE_ROWS
+        num_queries, num_keys = rows.num_rows + padding, keys.shape[2]
+        causal = rows.num_rows == rows.context_tokens and num_queries == num_keys and kv.window is None
+        key = rows.first_row, kv.window
+        if not causal and key not in self._masks:
+            places = torch.arange(num_keys, device=q.device)
+            own = torch.arange(num_queries, device=q.device)[:, None] + (rows.context_tokens - rows.num_rows)
+            # Padding rows look where the last row looks: a row that sees nothing gives NaN.
+            own = own.clamp(max=rows.context_tokens - 1)
+            visible = places <= own
+            if kv.window is not None:
+                visible &= places > own - kv.window
+            self._masks[key] = _additive(visible, q.dtype)
+        out = F.scaled_dot_product_attention(
+            F.pad(q, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None],
+            keys,
+            values,
+            attn_mask=None if causal else self._masks[key],
+            is_causal=causal,
+            scale=kv.scale,
+            enable_gqa=True,
+        )
+        return out[0, :, : rows.num_rows].transpose(0, 1)
 
 
 def write_rows(batch: StepBatch, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> None:
@@ -73,29 +104,14 @@ def write_rows(batch: StepBatch, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) 
     memory.index_copy_(0, rows + block_tokens, v.reshape(-1, head_dim))
 
 
-def _gather(kv: LayerKv, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of `pages` [..., n], contiguous: two tensors of prod(pages.shape) * block_tokens * head_dim elements."""
+def _gather(kv: LayerKv, pages: torch.Tensor, leading: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of `pages` [*leading, n], copied together: two tensors [*leading, n * block_tokens, head_dim]."""
     halves = kv.pages.view(kv.pages.shape[0] * 2, -1)
     index = pages.reshape(-1) * 2
-    return halves.index_select(0, index), halves.index_select(0, index + 1)
+    shape = (*leading, -1, kv.pages.shape[-1])
+    return halves.index_select(0, index).view(shape), halves.index_select(0, index + 1).view(shape)
 
 
-def _prefill(rows: PrefillRows, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
-    """q [n, heads, head_dim] -> the same shape."""
-    num_heads, head_dim = kv.page_of.shape[0], q.shape[-1]
-    keys, values = (
-        half.view(num_heads, -1, head_dim)[None, :, : rows.context_tokens]
-        for half in _gather(kv, kv.page_of[:, rows.blocks])
-    )
-    whole = rows.num_rows == rows.context_tokens and kv.window is None
-    mask = None
-    if not whole:
-        places = torch.arange(rows.context_tokens, device=q.device)
-        own = places[rows.context_tokens - rows.num_rows :, None]
-        mask = places <= own
-        if kv.window is not None:
-            mask &= places > own - kv.window
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys, values, attn_mask=mask, is_causal=whole, scale=kv.scale, enable_gqa=True
-    )
-    return out[0].transpose(0, 1)
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where a query may look and -inf where not. SDPA makes this of a bool mask itself, but in every layer."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
