@@ -14,7 +14,7 @@ from kv.directory import Directory
 from kv.extents import ExtentInfo, Lookup, PutTicket
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, enable_task_events=False)  # as for workers: several tasks a request
 class DirectoryActor:
     """Methods are those of `Directory` without `now_s`; time is this process's own monotonic clock.
 

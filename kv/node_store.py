@@ -68,7 +68,7 @@ class _Pull:
     refusals: list[str] = field(default_factory=list)
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, enable_task_events=False)  # as for workers: several tasks a request
 class NodeStore:
     """See the module.
 
