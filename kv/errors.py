@@ -11,8 +11,8 @@ class PartError(KvError):
     """A part that must not be used: missing, damaged, cut short, foreign or written by another format version.
 
     `reason` is one short word for a metric label: type, truncated, magic, version, header, checksum, size, dtype,
-    layout, fingerprint, range, keys or tokens; gone or lanes when parts of a block are missing altogether. `detail` is
-    for people.
+    layout, fingerprint, range, keys or tokens; gone or lanes when parts of a block are missing altogether; unreadable
+    when the operating system refuses to read the file it is in. `detail` is for people.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -22,3 +22,23 @@ class PartError(KvError):
 
     def __str__(self) -> str:
         return f"KV part refused ({self.reason}): {self.detail}"
+
+
+class DiskTierError(KvError):
+    """A folder that cannot be used as a disk tier. The message says which, why, and what to do."""
+
+
+class DiskWriteError(KvError):
+    """The file system refused to change a disk tier. What was to be stored is not; a reader sees nothing of it.
+
+    `reason` is one short word for a metric label: disk_full, disk_read_only, disk_io or disk_error. `detail` is for
+    people.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"KV not written to disk ({self.reason}): {self.detail}"

@@ -33,6 +33,9 @@ FORMAT_VERSION = 1
 
 _MAGIC = b"EQPZPART"
 _PREFIX = struct.Struct("<8sII")
+PREFIX_BYTES = _PREFIX.size
+"""Magic, version and length of the header: what `payload_offset` needs."""
+
 _ALIGNMENT = 64
 _DIGEST_BYTES = 16
 _RAW_DTYPES: dict[str, np.dtype[Any]] = {
@@ -192,25 +195,64 @@ def decode_part(buffer: object, expect: PartExpectation) -> DecodedPart:
 
     if data.size < _PREFIX.size + _DIGEST_BYTES:
         raise PartError("truncated", f"{data.size} bytes are fewer than any part has")
-    magic, version, header_bytes = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
+    offset = payload_offset(data[: _PREFIX.size].tobytes(), data.size)
+    digest = xxhash.xxh3_128_digest(data[:-_DIGEST_BYTES].data)
+    if digest != data[-_DIGEST_BYTES:].tobytes():
+        raise PartError("checksum", "the content is not what was written")
+
+    header = _parse_header(data[:offset].tobytes())
+    _compare(header, expect)
+    num_bytes = header.range.num_bytes(header.layout)
+    _check_size(header, offset, data.size)
+    payload = data[offset : offset + num_bytes].view(_RAW_DTYPES[header.layout.dtype])
+    return DecodedPart(header, payload.reshape(header.range.shape(header.layout)))
+
+
+def payload_offset(start: bytes, part_bytes: int) -> int:
+    """Where the payload of an encoded part begins, so that its header can be read without it: see `read_header`.
+
+    Args:
+        start: the first `PREFIX_BYTES` bytes of the part, or more.
+        part_bytes: size of the whole part.
+
+    Raises:
+        PartError: magic, version or truncated.
+    """
+    if len(start) < _PREFIX.size:
+        raise PartError("truncated", f"{len(start)} bytes are fewer than any part begins with")
+    magic, version, header_bytes = _PREFIX.unpack(start[: _PREFIX.size])
     if magic != _MAGIC:
         raise PartError("magic", f"it begins with {magic!r}")
     if version != FORMAT_VERSION:
         raise PartError("version", f"format version {version}, this code reads {FORMAT_VERSION}")
     offset = _payload_offset(header_bytes)
-    if offset + _DIGEST_BYTES > data.size:
-        raise PartError("truncated", f"a header of {header_bytes} bytes does not fit in {data.size}")
-    digest = xxhash.xxh3_128_digest(data[:-_DIGEST_BYTES].data)
-    if digest != data[-_DIGEST_BYTES:].tobytes():
-        raise PartError("checksum", "the content is not what was written")
+    if offset + _DIGEST_BYTES > part_bytes:
+        raise PartError("truncated", f"a header of {header_bytes} bytes does not fit in {part_bytes}")
+    return offset
 
-    header = _parse_header(data[_PREFIX.size : _PREFIX.size + header_bytes].tobytes())
-    _compare(header, expect)
-    num_bytes = header.range.num_bytes(header.layout)
-    if data.size != offset + num_bytes + _DIGEST_BYTES:
-        raise PartError("size", f"{data.size} bytes, the header tells of {offset + num_bytes + _DIGEST_BYTES}")
-    payload = data[offset : offset + num_bytes].view(_RAW_DTYPES[header.layout.dtype])
-    return DecodedPart(header, payload.reshape(header.range.shape(header.layout)))
+
+def read_header(start: bytes, part_bytes: int) -> PartHeader:
+    """What a part says of itself. Its checksum covers the payload too, so nothing is verified here but the form.
+
+    Args:
+        start: the bytes of the part before its payload (`payload_offset` says how many), or more.
+        part_bytes: size of the whole part.
+
+    Raises:
+        PartError: it is no header, or one of a part of another size.
+    """
+    offset = payload_offset(start, part_bytes)
+    if len(start) < offset:
+        raise PartError("truncated", f"{len(start)} of the {offset} bytes before the payload")
+    header = _parse_header(start[:offset])
+    _check_size(header, offset, part_bytes)
+    return header
+
+
+def _check_size(header: PartHeader, offset: int, part_bytes: int) -> None:
+    expected = offset + header.range.num_bytes(header.layout) + _DIGEST_BYTES
+    if part_bytes != expected:
+        raise PartError("size", f"{part_bytes} bytes, the header tells of {expected}")
 
 
 def _compare(header: PartHeader, expect: PartExpectation) -> None:
@@ -241,7 +283,9 @@ def _header_json(header: PartHeader) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
-def _parse_header(raw: bytes) -> PartHeader:
+def _parse_header(start: bytes) -> PartHeader:
+    """`start` is all that comes before the payload; magic, version and length were found right."""
+    raw = start[_PREFIX.size : _PREFIX.size + _PREFIX.unpack(start[: _PREFIX.size])[2]]
     try:
         fields = json.loads(raw)
         header = PartHeader(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,17 @@ from numpy.typing import NDArray
 from kv.errors import PartError
 from kv.layout import KvLayout
 from kv.part_range import PartRange
-from kv.parts import PartExpectation, PartHeader, decode_part, draft_part, encode_part, encoded_bytes
+from kv.parts import (
+    PREFIX_BYTES,
+    PartExpectation,
+    PartHeader,
+    decode_part,
+    draft_part,
+    encode_part,
+    encoded_bytes,
+    payload_offset,
+    read_header,
+)
 
 LAYOUT = KvLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_tokens=4, dtype="float32")
 KEYS = (b"\1" * 32, b"\2" * 32)
@@ -237,3 +248,34 @@ def test_defects_have_their_reason() -> None:
 )
 def test_things_that_are_no_buffer_are_refused(thing: object) -> None:
     assert reason_of(thing) in ("type", "truncated", "magic")
+
+
+def header_reason(start: bytes, part_bytes: int) -> str:
+    with pytest.raises(PartError) as caught:
+        read_header(start, part_bytes)
+    return caught.value.reason
+
+
+def test_a_header_is_read_without_the_payload() -> None:
+    offset = payload_offset(GOOD[:PREFIX_BYTES].tobytes(), GOOD.size)
+    payload = random_payload(HEADER).tobytes()
+    assert GOOD[offset : offset + len(payload)].tobytes() == payload
+    assert read_header(GOOD[:offset].tobytes(), GOOD.size) == HEADER
+    assert read_header(GOOD.tobytes(), GOOD.size) == HEADER
+
+
+def test_a_header_of_another_part_is_refused() -> None:
+    offset = payload_offset(GOOD[:PREFIX_BYTES].tobytes(), GOOD.size)
+    start = GOOD[:offset].tobytes()
+    assert header_reason(start, GOOD.size - 1) == header_reason(start, GOOD.size + 1) == "size"
+    assert header_reason(start, offset + 15) == "truncated"
+    assert header_reason(start[:-1], GOOD.size) == header_reason(b"", GOOD.size) == "truncated"
+    assert header_reason(b"X" + start[1:], GOOD.size) == "magic"
+    assert header_reason(start[:8] + b"\2" + start[9:], GOOD.size) == "version"
+    assert header_reason(start.replace(b"{", b" "), GOOD.size) == "header"
+
+
+@given(st.integers(0, 500), st.binary(max_size=300))
+def test_any_start_of_a_part_gives_its_header_or_is_refused(cut: int, junk: bytes) -> None:
+    with suppress(PartError):
+        assert read_header(GOOD[:cut].tobytes() + junk, GOOD.size) == HEADER
