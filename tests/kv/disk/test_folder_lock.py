@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kv.disk.tier import DiskTier
+from kv.errors import DiskTierError
+from tests.kv.disk.extents_to_write import mounted_disk, without_privileges
+
+HOLDER = """
+import sys
+from pathlib import Path
+from kv.disk.tier import DiskTier
+tier = DiskTier.open(Path(sys.argv[1]), 10, remove_leftovers=True)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(DiskTierError) as caught:
+        DiskTier.open(folder, 10, remove_leftovers=True)
+    assert str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_is_used_by_one_store_at_a_time(tmp_path: Path) -> None:
+    tier = DiskTier.open(tmp_path, 10, remove_leftovers=True)
+    assert "another store" in refusal(tmp_path)
+    tier.close()
+    DiskTier.open(tmp_path, 10, remove_leftovers=True).close()
+
+
+def test_the_lock_of_a_process_ends_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        message = refusal(tmp_path)
+        assert "another store" in message
+        assert "folder of its own" in message
+        holder.kill()
+    DiskTier.open(tmp_path, 10, remove_leftovers=True).close()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "File exists" in refusal(tmp_path / "file")
+    assert "Not a directory" in refusal(tmp_path / "file" / "tier")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_that_must_not_be_written_is_refused(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path / "folder" / "tier"
+    (folder if exists else folder.parent).mkdir(parents=True)
+    (folder if exists else folder.parent).chmod(0o500)
+    with without_privileges():
+        assert "Permission denied" in refusal(folder)
+
+
+def test_a_read_only_disk_is_refused(tmp_path: Path) -> None:
+    with mounted_disk(tmp_path / "disk", "ro") as disk:
+        assert "Read-only file system" in refusal(disk)
+        assert "Read-only file system" in refusal(disk / "tier")
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "thesis.txt").write_text("the only copy")
+    assert "ab" in refusal(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["ab", "thesis.txt"]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_something_in_the_place_of_a_sub_folder_is_refused(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "tier"
+    DiskTier.open(folder, 10, remove_leftovers=True).close()
+    if kind == "file":
+        (folder / "3f").touch()
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        (folder / "3f").symlink_to(tmp_path / "elsewhere")
+    assert str(folder / "3f") in refusal(folder)
+
+
+def test_a_refused_folder_is_not_kept_locked(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    DiskTier.open(folder, 10, remove_leftovers=True).close()
+    (folder / "00").mkdir()
+    (folder / "00").chmod(0)
+    with without_privileges():
+        refusal(folder)
+    (folder / "00").chmod(0o700)
+    DiskTier.open(folder, 10, remove_leftovers=True).close()
