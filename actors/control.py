@@ -22,8 +22,11 @@ from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
 from migrate.roster import Member, Roster
 
-_ALWAYS = -1
+_STORE_ACTOR = {"max_restarts": -1, "enable_task_events": False}
+"""Started again however often it crashes. It has several tasks a request, which would fill the GCS as task events."""
 _PING_TIMEOUT_S = 2.0
+_FLUSH_TIMEOUT_S = 10.0
+"""Less than Serve gives a replica to end (graceful_shutdown_timeout_s, 20 by default)."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,7 +39,10 @@ class ControlServer:
         """`store` None: no global store (monolithic mode)."""
         self._roster = Roster()
         self._settings = store
-        self._directory: Any = None if store is None else DirectoryActor.options(max_restarts=_ALWAYS).remote()
+        self._directory: Any = None
+        if store is not None:
+            directory: Any = DirectoryActor
+            self._directory = directory.options(**_STORE_ACTOR).remote(store.policy)
         self._stores: dict[str, Any] = {}
         self._changed = asyncio.Condition()
         self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -46,12 +52,13 @@ class ControlServer:
         if self._settings is None:
             return None
         if node_id not in self._stores:
-            self._stores[node_id] = NodeStore.options(
-                max_restarts=_ALWAYS, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-            ).remote(
+            store: Any = NodeStore
+            here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            self._stores[node_id] = store.options(scheduling_strategy=here, **_STORE_ACTOR).remote(
                 node_id,
                 self._directory,
                 self._settings.dram_bytes,
+                disk=self._settings.disk,
                 pull_timeout_s=self._settings.pull_timeout_s,
                 layer_groups=self._settings.layer_groups,
             )
@@ -107,6 +114,14 @@ class ControlServer:
             return {}
         stores = {store_id: await store.stats.remote() for store_id, store in self._stores.items()}
         return {"directory": await self._directory.stats.remote(), "stores": stores}
+
+    async def __del__(self) -> None:
+        """Serve calls this when it stops the replica, and with it the stores: what waits for a disk is written first,
+        so that the next start finds it."""
+        closing = [store.close.remote(_FLUSH_TIMEOUT_S) for store in self._stores.values()]
+        done = asyncio.gather(*closing, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done, _FLUSH_TIMEOUT_S + _PING_TIMEOUT_S)
 
     async def _await_death(self, member: Member) -> None:
         """Ends when the worker's process does; that is when it leaves, whatever else was noticed."""

@@ -45,9 +45,10 @@ class WorkerServer:
         group = get_current_placement_group()
         strategy: Any = "DEFAULT" if group is None else PlacementGroupSchedulingStrategy(group)
         # Not detached: it ends with this replica, which owns it.
-        # A task a step and ingress: as task events they would fill the GCS with tens of KB a request (load_tests/LOG.md).
-        actor: Any = ray.remote(num_cpus=0, num_gpus=num_gpus, enable_task_events=False)(Worker)
-        self._worker = actor.options(scheduling_strategy=strategy).remote(self._worker_id, settings)
+        actor: Any = ray.remote(num_cpus=0, num_gpus=num_gpus)(Worker)
+        # A task a step and ingress: as task events they would fill the GCS by 40 KB a request (load_tests/LOG.md).
+        options = {"scheduling_strategy": strategy, "enable_task_events": False}
+        self._worker = actor.options(**options).remote(self._worker_id, settings)
         facts: WorkerFacts = await self._worker.facts.remote()
         self._member = Member(
             worker_id=self._worker_id,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kv.disk.settings import DiskSettings
+from kv.policy.policy_file import PolicySpec
+
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
@@ -11,6 +14,10 @@ class StoreSettings:
 
     dram_bytes: int
     """KV in each node's object store at most."""
+    disk: DiskSettings | None
+    """The disk tier of each node; None for none."""
+    policy: PolicySpec
+    """How long what is stored stays, and what goes first."""
     pull_timeout_s: float
     """Until taking a worker's parts over is given up."""
     layer_groups: int

@@ -13,6 +13,8 @@ from actors.store_settings import StoreSettings
 from actors.worker_settings import WorkerSettings
 from app.ingress import Ingress
 from app.settings import AppSettings, EngineSettings, load_settings
+from kv.disk.settings import DiskSettings
+from kv.policy.admission import DiskAdmission
 from migrate.load import Role
 
 _GIB = 1 << 30
@@ -48,8 +50,21 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _store_settings(settings: AppSettings) -> StoreSettings:
-    store = settings.store
-    return StoreSettings(int(store.dram_gib * _GIB), store.pull_timeout_s, store.layer_groups)
+    store, disk = settings.store, settings.store.disk
+    return StoreSettings(
+        dram_bytes=int(store.dram_gib * _GIB),
+        disk=DiskSettings(
+            folder=disk.folder,
+            limit_bytes=int(disk.limit_gib * _GIB),
+            admission=DiskAdmission(disk.admission),
+            remove_leftovers=disk.remove_leftovers,
+        )
+        if disk.limit_gib
+        else None,
+        policy=store.policy(),
+        pull_timeout_s=store.pull_timeout_s,
+        layer_groups=store.layer_groups,
+    )
 
 
 def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:

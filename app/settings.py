@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from actors.model_source import DEFAULT_MODEL
 from app.overlay import OVERLAY_VARIABLE, merged_with_overlay
+from app.settings_block import SettingsBlock
 from app.settings_error import SettingsError, problems_of, shown
+from app.store_settings import StoreSettings
 from migrate.load import Role
 
 __all__ = [
@@ -37,11 +39,7 @@ __all__ = [
 _MODES = ("static", "monolithic")
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), strict=True)
-
-
-class _EngineFields(_Settings):
+class _EngineFields(SettingsBlock):
     """The fields of EngineSettings, each checked for itself: what a role's overrides are checked with."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -121,7 +119,7 @@ class EngineSettings(_EngineFields):
         return self
 
 
-class RoleSettings(_Settings):
+class RoleSettings(SettingsBlock):
     """The workers of one role: how many, what Ray reserves for each, and where they differ from `engine`."""
 
     replicas: int = Field(default=1, ge=1, description="Workers of this role.")
@@ -138,33 +136,7 @@ class RoleSettings(_Settings):
         return overrides
 
 
-class StoreSettings(_Settings):
-    """The global KV store."""
-
-    dram_gib: float = Field(
-        default=1.0,
-        ge=0,
-        description="KV kept in each node's object store at most, in GiB; keep it well below the object store's size. "
-        "0: none, so that decode workers compute prompts again.",
-    )
-    lease_s: float = Field(
-        default=30.0, gt=0, description="Seconds that a hold on stored KV lasts unless it is renewed."
-    )
-    fetch_timeout_s: float = Field(
-        default=5.0, gt=0, description="Seconds until a fetch that has not arrived counts as a miss."
-    )
-    pull_timeout_s: float = Field(
-        default=5.0, gt=0, description="Seconds until taking a worker's parts over is given up."
-    )
-    layer_groups: int = Field(
-        default=1,
-        ge=1,
-        description="Groups of layers, at least, that stored KV is cut into; fewer where parts would be too small. "
-        "1: cut by size alone.",
-    )
-
-
-class DispatchSettings(_Settings):
+class DispatchSettings(SettingsBlock):
     """How a worker is chosen for a request."""
 
     policy: Literal["load_aware", "round_robin", "power_of_two", "prefix_aware"] = Field(
@@ -173,7 +145,7 @@ class DispatchSettings(_Settings):
     )
 
 
-class IngressSettings(_Settings):
+class IngressSettings(SettingsBlock):
     """The HTTP front: admission, authentication, dispatch, health."""
 
     replicas: int = Field(default=1, ge=1, description="Ingress replicas.")
@@ -202,13 +174,13 @@ class IngressSettings(_Settings):
     )
 
 
-class PlanSettings(_Settings):
+class PlanSettings(SettingsBlock):
     """Facts about the hardware for `python -m app.plan`; the running application does not read them."""
 
     device_memory_gib: float = Field(default=80.0, gt=0, description="Memory of one device in GiB.")
 
 
-class AppSettings(_Settings):
+class AppSettings(SettingsBlock):
     """Everything under `args` of the application."""
 
     model: str = Field(

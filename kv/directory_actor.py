@@ -11,19 +11,24 @@ from typing import Any
 import ray
 
 from kv.directory import Directory
-from kv.extents import ExtentInfo, Lookup, PutTicket
+from kv.extents import Copy, ExtentInfo, Lookup, PutTicket
+from kv.policy.policy_file import PolicySpec
+from kv.tiers import Tier
+
+_EXPIRED_AT_A_TIME = 1024
 
 
-@ray.remote(num_cpus=0, enable_task_events=False)  # as for workers: several tasks a request
+@ray.remote(num_cpus=0)
 class DirectoryActor:
     """Methods are those of `Directory` without `now_s`; time is this process's own monotonic clock.
 
-    It may be restarted: it then knows nothing, every block is a miss, and the stores free what it no longer lists when
-    they need the room.
+    It may be restarted: it then knows nothing, and every block is a miss until the stores notice (`keep_house`) and
+    list anew what they have.
     """
 
-    def __init__(self) -> None:
-        self._directory = Directory(first_id=time.time_ns())
+    def __init__(self, policy: PolicySpec | None = None) -> None:
+        self._id = time.time_ns()
+        self._directory = Directory(first_id=self._id, policy=policy)
         self._put_ended = asyncio.Condition()
 
     async def match_blocks(self, keys: Sequence[bytes]) -> int:
@@ -61,8 +66,19 @@ class DirectoryActor:
                     return not self._is_pending(keys)
         return True
 
-    async def evict(self, store_id: str, need_bytes: int) -> list[str]:
-        return self._directory.evict(store_id, need_bytes, time.monotonic())
+    async def adopt(self, copies: Sequence[Copy]) -> list[str]:
+        return self._directory.adopt(copies, time.monotonic())
+
+    async def add_copy(self, extent_id: str, tier: Tier, num_bytes: int) -> bool:
+        return self._directory.add_copy(extent_id, tier, num_bytes, time.monotonic())
+
+    async def evict(self, store_id: str, tier: Tier, need_bytes: int) -> list[str]:
+        return self._directory.evict(store_id, tier, need_bytes, time.monotonic())
+
+    async def keep_house(self, store_id: str) -> tuple[int, dict[Tier, list[str]]]:
+        """For a store to call now and then: the id of this directory, another after a restart, and what `expire`
+        gave."""
+        return self._id, self._directory.expire(store_id, time.monotonic(), _EXPIRED_AT_A_TIME)
 
     async def drop_extent(self, extent_id: str) -> None:
         self._directory.drop_extent(extent_id)
@@ -70,8 +86,11 @@ class DirectoryActor:
     async def drop_store(self, store_id: str) -> None:
         self._directory.drop_store(store_id)
 
-    async def extent_ids_of(self, store_id: str) -> list[str]:
-        return [info.extent_id for info in self._directory.extents_of(store_id)]
+    async def set_policy(self, policy: PolicySpec) -> None:
+        self._directory.set_policy(policy, time.monotonic())
+
+    async def extent_ids_of(self, store_id: str, tier: Tier) -> list[str]:
+        return [info.extent_id for info in self._directory.extents_of(store_id, tier, time.monotonic())]
 
     async def stats(self) -> dict[str, Any]:
         """Counters, and the gauges `num_blocks`, `num_leases`, `num_puts` (expired ones left out), `bytes_by_store`."""

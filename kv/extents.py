@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv.part_range import PartRange
+from kv.tiers import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,24 @@ class ExtentInfo:
     keys: tuple[bytes, ...]
     parts: tuple[StoredPart, ...]
     num_bytes: int
+    """Of the parts as they lie in memory."""
+    parent: bytes | None
+    """Key of the block before the first one; None for the beginning of a chain."""
+
+    @property
+    def first_block(self) -> int:
+        """Place of the first block in its chain."""
+        return self.parts[0].range.first_block
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """An extent in one tier of its store."""
+
+    info: ExtentInfo
+    tier: Tier
+    num_bytes: int
+    """That it takes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +57,8 @@ class ExtentSlice:
     first: int
     count: int
     parts: tuple[StoredPart, ...]
+    tier: Tier = "dram"
+    """The fastest one that has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,94 +1,60 @@
-"""The DRAM tier of the global store: one actor per node that pulls parts from the workers of its node and owns them.
+"""The global store's part on one node: an actor that pulls KV from the node's workers, owns it in DRAM and on disk, and
+gives it to whoever asks, here or on another node.
 
 It is the caller of `worker.export`, hence the owner of what comes back: parts outlive the worker that computed them.
-Whatever goes wrong with a worker, an object, the directory or the object store is a refusal with a counter; the request
-it happened to goes on without the store.
-
-A worker that can be pulled from is an actor with
-
-    export(export_id: str, ranges: list[PartRange]) -> list of numpy uint8 arrays
-
-which gives one encoded part per range, block offsets counted from the start of the request.
+Whatever goes wrong with a worker, an object, a file, the directory or the object store is a refusal with a counter; the
+request it happened to goes on without the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import ray
 from ray import ObjectRef
 
-from kv.extents import ExtentInfo, PullReceipt, StoredPart, TailReceipt
+from kv.disk.settings import DiskSettings
+from kv.disk.tier import DiskTier
+from kv.dram_tier import Actor, DramTier, ask
+from kv.errors import DiskTierError
+from kv.extents import ExtentInfo, PullReceipt
 from kv.layout import KvLayout
-from kv.part_range import MAX_PART_BYTES, SMALL_OBJECT_BYTES
-from kv.part_refs import part_buffer
-from kv.parts import decode_part
-from kv.pull_plan import PlannedParts, plan_extents, plan_tail
+from kv.node_disk import NodeDisk
+from kv.part_range import MAX_PART_BYTES
+from kv.puller import Puller, PullSettings
 from kv.ray_failures import STORE_FAILURES, failure_label
-from kv.store_ledger import StoreLedger
+from kv.store_stats import StoreStats
 
-Actor: TypeAlias = Any
-"""An actor's handle. Ray's own type for it knows no remote methods."""
+_HOUSEKEEPING_PERIOD_S = 1.0
 
-_DIRECTORY_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """Gauges, and counts since the start."""
-
-    limit_bytes: int
-    used_bytes: int
-    """Held, and reserved by pulls that are under way."""
-    num_extents: int
-    num_tails: int
-    num_pulls: int
-    num_stored_blocks: int
-    num_expired_tails: int
-    refusals: dict[str, int]
-    """By metric label."""
+logger = logging.getLogger("ray.serve")
 
 
-@dataclass(slots=True)
-class _Pull:
-    """What a pull has achieved, and what it has under way: that is given back when the pull ends."""
-
-    deadline_s: float
-    put_id: int | None = None
-    reserved_bytes: int = 0
-    unpublished: list[ExtentInfo] = field(default_factory=list)
-    num_stored_blocks: int = 0
-    tail: TailReceipt | None = None
-    refusals: list[str] = field(default_factory=list)
-
-
-@ray.remote(num_cpus=0, enable_task_events=False)  # as for workers: several tasks a request
+@ray.remote(num_cpus=0)
 class NodeStore:
     """See the module.
 
     Args:
-        store_id: unique in the cluster; a restarted store keeps it and starts empty.
+        store_id: unique in the cluster; a restarted store keeps it. DRAM starts empty, the disk with what is there.
         directory: handle of the `DirectoryActor`.
         dram_limit_bytes: never holds more than this. Keep it below the node's object store, which also carries what is
             in flight.
-        pull_timeout_s: how long a pull may wait for its worker.
-        settle_timeout_s: how long a pull waits for blocks that another pull is bringing.
-        tail_ttl_s: a tail that nobody claims is freed after this time.
-        max_part_bytes, layer_groups: see `kv.part_range.plan_parts`.
+        disk: None for none. One that cannot be used is reported and done without.
+        pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups: see `PullSettings`.
     """
 
-    def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
         self,
         store_id: str,
         directory: Actor,
         dram_limit_bytes: int,
         *,
+        disk: DiskSettings | None = None,
         pull_timeout_s: float = 10.0,
         settle_timeout_s: float = 2.0,
         tail_ttl_s: float = 60.0,
@@ -97,17 +63,17 @@ class NodeStore:
     ) -> None:
         self._store_id = store_id
         self._directory = directory
-        self._pull_timeout_s = pull_timeout_s
-        self._settle_timeout_s = settle_timeout_s
-        self._tail_ttl_s = tail_ttl_s
-        self._cuts = {"max_part_bytes": max_part_bytes, "layer_groups": layer_groups}
-        self._ledger = StoreLedger(dram_limit_bytes)
-        self._making_room = asyncio.Lock()
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
+        self._directory_id: int | None = None
         # What an earlier process of this store owned is lost with it. No need to wait: a directory that this does not
         # reach, or reaches late, lists too little of us at worst.
         directory.drop_store.remote(store_id)
+        self._dram = DramTier(store_id, directory, dram_limit_bytes, self._demote)
+        pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
+        self._puller = Puller(store_id, directory, self._dram, pulls, self._stored)
+        self._disk = None if disk is None else await self._open_disk(disk)
+        self._housekeeper = asyncio.create_task(self._keep_house())
 
     async def pull(
         self,
@@ -123,179 +89,132 @@ class NodeStore:
         On return the export is over, and every block of the request that could be stored is visible.
 
         Args:
-            worker: see the module.
+            worker: see `kv.puller`.
             export_id: under which the worker knows the request's KV.
             keys: of the request's full blocks, from the first one.
             num_tokens: tokens whose KV the worker has; a last block that they do not fill is the tail.
         """
-        pull = _Pull(time.monotonic() + self._pull_timeout_s)
-        try:
-            if len(keys) == layout.full_blocks(num_tokens):
-                await self._pull(pull, worker, export_id, keys, num_tokens, layout, fingerprint)
-            else:
-                pull.refusals.append("keys")
-        except STORE_FAILURES as error:
-            pull.refusals.append(failure_label(error))
-        finally:
-            self._give_back(pull)
-        self._counts.update(pulls=1, stored_blocks=pull.num_stored_blocks)
-        self._refusals.update(pull.refusals)
-        return PullReceipt(pull.num_stored_blocks, pull.tail, tuple(pull.refusals))
+        return await self._puller.pull(worker, export_id, keys, num_tokens, layout, fingerprint)
 
     async def get_parts(self, part_ids: Sequence[str]) -> list[ObjectRef[Any] | None]:
-        """References to parts; None for one that is not here. Readers get them with a timeout and verify them."""
-        return [self._ledger.part(part_id) for part_id in part_ids]
+        """References to parts, brought from the disk if need be; None for one that is not here. Readers get them with a
+        timeout and verify them."""
+        refs: dict[str, ObjectRef[Any] | None] = {part_id: self._dram.ledger.part(part_id) for part_id in part_ids}
+        if self._disk is not None:
+            for extent_id in {_extent_of(part_id) for part_id, ref in refs.items() if ref is not None}:
+                self._disk.used(extent_id)
+            wanted = {_extent_of(part_id) for part_id, ref in refs.items() if ref is None}
+            for extent_id, parts in zip(wanted, await self._read(sorted(wanted)), strict=True):
+                refs.update((f"{extent_id}/{index}", ref) for index, ref in enumerate(parts or ()))
+        self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
+        return [refs[part_id] for part_id in part_ids]
+
+    async def prefetch(self, part_ids: Sequence[str]) -> None:
+        """Bring parts that are on disk only to DRAM, for a reader that will ask soon. Returns at once."""
+        if self._disk is not None:
+            for extent_id in dict.fromkeys(map(_extent_of, part_ids)):
+                if self._dram.ledger.extent(extent_id) is None and self._disk.has(extent_id):
+                    self._counts["prefetched_extents"] += 1
+                    self._disk.start_reading(extent_id)
 
     async def claim_tail(self, tail_id: str) -> list[ObjectRef[Any]] | None:
         """The parts of a tail, which the store gives up: the reader's references keep them. None when it is gone."""
-        refs = self._ledger.remove_tail(tail_id)
+        refs = self._dram.ledger.remove_tail(tail_id)
         return None if refs is None else list(refs)
 
     async def discard_tail(self, tail_id: str) -> None:
         """Free a tail that nobody will claim. One that is gone is no error."""
-        self._ledger.remove_tail(tail_id)
+        self._dram.ledger.remove_tail(tail_id)
 
     async def drop(self, extent_ids: Sequence[str]) -> None:
-        """Free extents that the directory was told to forget. Those that are not here are no error."""
-        for extent_id in extent_ids:
-            self._ledger.remove_extent(extent_id)
+        """Free extents that the directory was told to forget, in all tiers. Those that are not here are no error."""
+        self._dram.drop(extent_ids)
+        if self._disk is not None:
+            await self._disk.drop(extent_ids)
+
+    async def set_limits(self, dram_bytes: int, disk_bytes: int | None) -> None:
+        """Other limits from now on. What is too much goes at once, as far as nobody holds it. `disk_bytes` None leaves
+        the disk's as it is."""
+        await self._dram.set_limit(dram_bytes)
+        if self._disk is not None and disk_bytes is not None:
+            await self._disk.set_limit(disk_bytes)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until the disk has what it is to have. False when it has not after `timeout_s`."""
+        return self._disk is None or await self._disk.flush(timeout_s)
+
+    async def close(self, flush_timeout_s: float) -> None:
+        """End the store: write what waits to be written, and give the disk's folder free. The actor may be killed
+        then."""
+        self._housekeeper.cancel()
+        if self._disk is not None:
+            await self._disk.flush(flush_timeout_s)
+            await self._disk.close()
 
     async def stats(self) -> StoreStats:
+        ledger, pulls = self._dram.ledger, self._puller.counts
         return StoreStats(
-            limit_bytes=self._ledger.limit_bytes,
-            used_bytes=self._ledger.used_bytes,
-            num_extents=self._ledger.num_extents,
-            num_tails=self._ledger.num_tails,
-            num_pulls=self._counts["pulls"],
-            num_stored_blocks=self._counts["stored_blocks"],
-            num_expired_tails=self._counts["expired_tails"],
-            refusals=dict(self._refusals),
+            limit_bytes=ledger.limit_bytes,
+            used_bytes=ledger.used_bytes,
+            num_extents=ledger.num_extents,
+            num_tails=ledger.num_tails,
+            num_pulls=pulls["pulls"],
+            num_stored_blocks=pulls["stored_blocks"],
+            num_expired_tails=pulls["expired_tails"],
+            num_given_parts=self._counts["given_parts"],
+            num_prefetched_extents=self._counts["prefetched_extents"],
+            refusals=dict(self._puller.refusals + self._refusals),
+            disk=None if self._disk is None else self._disk.stats(),
         )
 
-    async def _pull(
-        self,
-        pull: _Pull,
-        worker: Actor,
-        export_id: str,
-        keys: Sequence[bytes],
-        num_tokens: int,
-        layout: KvLayout,
-        fingerprint: bytes,
-    ) -> None:
-        ticket = await self._ask(self._directory.begin_put.remote(keys, 2 * self._pull_timeout_s))
-        pull.put_id = ticket.put_id
-        # The tail gets room first: this request waits for it, while blocks are stored for later ones too.
-        tail = plan_tail(layout, fingerprint, num_tokens, **self._cuts)
-        if tail is not None and not _is_small(tail) and not await self._reserve(pull, tail.num_bytes):
-            tail = None
-        extents: list[PlannedParts] = []
-        for extent in plan_extents(layout, fingerprint, keys, ticket.missing, **self._cuts):
-            if not await self._reserve(pull, extent.num_bytes):
-                break
-            extents.append(extent)
-
-        refs = _export(worker, export_id, extents if tail is None else [*extents, tail])
-        for extent, extent_refs in zip(extents, refs, strict=False):
-            if await self._verified(pull, extent, extent_refs) is None:
-                break
-            self._hold(pull, extent, extent_refs)
-        await self._publish(pull)
-        if tail is not None:
-            await self._keep_tail(pull, tail, refs[-1])
-        if ticket.num_pending_blocks > 0:
-            await self._ask(self._directory.settle.remote(keys, self._settle_timeout_s))
-
-    async def _reserve(self, pull: _Pull, num_bytes: int) -> bool:
-        async with self._making_room:
-            shortage = self._ledger.shortage(num_bytes)
-            if shortage > 0:
-                evicted = await self._ask(self._directory.evict.remote(self._store_id, shortage))
-                await self.drop(evicted or await self._orphans())
-            if not self._ledger.reserve(num_bytes):
-                pull.refusals.append("capacity")
-                return False
-        pull.reserved_bytes += num_bytes
-        return True
-
-    async def _orphans(self) -> list[str]:
-        """Extents that the directory lists no more: it was restarted, or a message was lost. Only we can free them."""
-        published = self._ledger.published()
-        listed = set(await self._ask(self._directory.extent_ids_of.remote(self._store_id)))
-        return [extent_id for extent_id in published if extent_id not in listed]
-
-    async def _verified(self, pull: _Pull, planned: PlannedParts, refs: Sequence[ObjectRef[Any]]) -> list[Any] | None:
-        """Buffers of all the parts, or None when one of them did not come or is not what was asked for."""
-        buffers = []
+    async def _open_disk(self, settings: DiskSettings) -> NodeDisk | None:
         try:
-            for header, ref in zip(planned.headers, refs, strict=True):
-                buffers.append(await part_buffer(ref, pull.deadline_s))
-                decode_part(buffers[-1], header.expectation())
-        except STORE_FAILURES as error:
-            pull.refusals.append(failure_label(error))
+            tier = await asyncio.to_thread(
+                DiskTier.open,
+                Path(settings.folder).expanduser(),
+                settings.limit_bytes,
+                remove_leftovers=settings.remove_leftovers,
+            )
+        except DiskTierError as error:
+            logger.error("there is no disk tier on this node: %s", error)
+            self._refusals["disk_unavailable"] += 1
             return None
-        return buffers
+        return NodeDisk(self._store_id, self._directory, tier, self._dram, settings.admission, self._dram.drop)
 
-    def _hold(self, pull: _Pull, extent: PlannedParts, refs: Sequence[ObjectRef[Any]]) -> None:
-        extent_id = f"{self._store_id}/{uuid.uuid4().hex}"
-        parts = tuple(StoredPart(f"{extent_id}/{index}", part.range) for index, part in enumerate(extent.headers))
-        info = ExtentInfo(extent_id, self._store_id, extent.keys, parts, extent.num_bytes)
-        self._ledger.add_extent(info, refs)
-        pull.reserved_bytes -= extent.num_bytes
-        pull.unpublished.append(info)
+    async def _demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
+        if self._disk is not None:
+            await self._disk.demote(info, refs)
 
-    async def _publish(self, pull: _Pull) -> None:
-        if not pull.unpublished:
-            return
-        if not await self._ask(self._directory.commit_put.remote(pull.put_id, pull.unpublished)):
-            pull.refusals.append("put_refused")
-            return
-        for info in pull.unpublished:
-            self._ledger.publish(info.extent_id)
-        pull.num_stored_blocks = sum(len(info.keys) for info in pull.unpublished)
-        pull.unpublished.clear()
-        pull.put_id = None
+    def _stored(self, info: ExtentInfo) -> None:
+        if self._disk is not None:
+            self._disk.stored(info)
 
-    async def _keep_tail(self, pull: _Pull, tail: PlannedParts, refs: Sequence[ObjectRef[Any]]) -> None:
-        buffers = await self._verified(pull, tail, refs)
-        if buffers is None:
-            return
-        ranges = tuple(header.range for header in tail.headers)
-        num_tokens = tail.headers[0].last_block_tokens
-        if _is_small(tail):
-            inline = memoryview(buffers[0]).tobytes()
-            pull.tail = TailReceipt(self._store_id, num_tokens, ranges, None, inline)
-            return
-        tail_id = uuid.uuid4().hex
-        self._ledger.add_tail(tail_id, tuple(refs), tail.num_bytes)
-        pull.reserved_bytes -= tail.num_bytes
-        asyncio.get_running_loop().call_later(self._tail_ttl_s, self._expire_tail, tail_id)
-        pull.tail = TailReceipt(self._store_id, num_tokens, ranges, tail_id, None)
+    async def _read(self, extent_ids: Sequence[str]) -> list[list[Any] | None]:
+        disk = self._disk
+        return [] if disk is None else list(await asyncio.gather(*map(disk.read, extent_ids)))
 
-    def _expire_tail(self, tail_id: str) -> None:
-        if self._ledger.remove_tail(tail_id) is not None:
-            self._counts["expired_tails"] += 1
+    async def _keep_house(self) -> None:
+        """Frees what has outlived its time-to-live, and lists everything anew with a directory that was restarted."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
+            try:
+                directory_id, gone = await ask(self._directory.keep_house.remote(self._store_id))
+                self._dram.drop(gone["dram"])
+                if self._disk is not None:
+                    await self._disk.drop(gone["disk"])
+                if self._directory_id not in (None, directory_id):
+                    await self._list_anew()
+                self._directory_id = directory_id
+            except STORE_FAILURES as error:
+                self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
-    def _give_back(self, pull: _Pull) -> None:
-        if pull.put_id is not None:
-            self._directory.abort_put.remote(pull.put_id)
-        for info in pull.unpublished:
-            self._ledger.remove_extent(info.extent_id)
-        self._ledger.give_back(pull.reserved_bytes)
-
-    async def _ask(self, answer: Awaitable[Any]) -> Any:
-        return await asyncio.wait_for(answer, _DIRECTORY_TIMEOUT_S)
+    async def _list_anew(self) -> None:
+        refused = await ask(self._directory.adopt.remote(self._dram.copies()))
+        self._dram.drop(refused)
+        if self._disk is not None:
+            await self._disk.list_anew()
+        logger.warning("the directory was restarted; what the store of node %s has is listed anew", self._store_id)
 
 
-def _export(worker: Actor, export_id: str, wanted: Sequence[PlannedParts]) -> list[list[ObjectRef[Any]]]:
-    """One call for all parts; the references come back grouped as they were asked for."""
-    ranges = [header.range for planned in wanted for header in planned.headers]
-    if not ranges:
-        return []
-    returned = worker.export.options(num_returns=len(ranges)).remote(export_id, ranges)
-    refs = iter([returned] if isinstance(returned, ObjectRef) else returned)
-    return [[next(refs) for _ in planned.headers] for planned in wanted]
-
-
-def _is_small(tail: PlannedParts) -> bool:
-    """Whether the worker's return would live in our heap anyway."""
-    return tail.num_bytes <= SMALL_OBJECT_BYTES
+def _extent_of(part_id: str) -> str:
+    return part_id.rsplit("/", 1)[0]

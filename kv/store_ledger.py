@@ -71,6 +71,16 @@ class StoreLedger:
         """Ids of the extents that the directory was told of."""
         return [extent_id for extent_id, held in self._extents.items() if held.is_published]
 
+    def extent(self, extent_id: str) -> ExtentInfo | None:
+        """What is known of an extent that is held, or None."""
+        held = self._extents.get(extent_id)
+        return None if held is None else held.info
+
+    def refs(self, extent_id: str) -> list[Any]:
+        """References of an extent's parts, in their order; none when it is not held."""
+        held = self._extents.get(extent_id)
+        return [] if held is None else [self._parts[part.part_id] for part in held.info.parts]
+
     def remove_extent(self, extent_id: str) -> None:
         """Let go of an extent. One that is not here is no error."""
         held = self._extents.pop(extent_id, None)

@@ -15,9 +15,8 @@ def chain(text: str) -> list[bytes]:
 def extent(extent_id: str, text: str, first: int, *, store: str = "s", num_bytes: int = 10) -> ExtentInfo:
     """Blocks `first`.. of the chain `text`."""
     keys = tuple(chain(text)[first:])
-    return ExtentInfo(
-        extent_id, store, keys, (StoredPart(f"{extent_id}/0", PartRange(first, len(keys), 0, 1, 0, 1)),), num_bytes
-    )
+    parts = (StoredPart(f"{extent_id}/0", PartRange(first, len(keys), 0, 1, 0, 1)),)
+    return ExtentInfo(extent_id, store, keys, parts, num_bytes, chain(text)[first - 1] if first else None)
 
 
 def put(directory: Directory, text: str, *extents: ExtentInfo, now_s: float = 0.0) -> None:
@@ -55,7 +54,7 @@ def test_two_puts_of_the_same_blocks_do_not_overlap() -> None:
 def test_holes_are_missing_ranges() -> None:
     directory = Directory()
     put(directory, "abcdef", extent("1", "abcdef", 4))
-    put(directory, "ab", ExtentInfo("2", "s", (b"ab",), (), 10))
+    put(directory, "ab", ExtentInfo("2", "s", (b"ab",), (), 10, b"a"))
     ticket = directory.begin_put(chain("abcdefg"), 0.0, 10.0)
     assert ticket.missing == ((0, 1), (2, 4), (6, 7))
 
@@ -120,12 +119,12 @@ def test_a_leased_extent_survives_pressure_until_its_lease_ends() -> None:
     put(directory, "b", extent("2", "b", 0))
     lease = directory.lookup(chain("a"), 0.0, 5.0).lease_id
     assert lease is not None
-    assert directory.evict("s", 20, 1.0) == []
+    assert directory.evict("s", "dram", 20, 1.0) == []
     assert directory.counters.evictions_refused == 1
     assert directory.renew([lease, 99], 4.0, 5.0) == [lease]
-    assert directory.evict("s", 10, 8.0) == ["2"]
-    assert directory.evict("s", 10, 8.0) == []
-    assert directory.evict("s", 10, 9.0) == ["1"]
+    assert directory.evict("s", "dram", 10, 8.0) == ["2"]
+    assert directory.evict("s", "dram", 10, 8.0) == []
+    assert directory.evict("s", "dram", 10, 9.0) == ["1"]
     assert directory.renew([lease], 9.0, 5.0) == []
     directory.release(lease)
     assert directory.bytes_by_store() == {}
@@ -148,25 +147,25 @@ def test_the_least_recently_used_goes_first() -> None:
     lease = directory.lookup(chain("a"), 1.0, 5.0).lease_id
     assert lease is not None
     directory.release(lease)
-    assert directory.evict("s", 11, 2.0) == ["b", "c"]
+    assert directory.evict("s", "dram", 11, 2.0) == ["b", "c"]
 
 
 def test_deeper_extents_go_before_those_they_hang_on() -> None:
     directory = Directory()
     put(directory, "ab", extent("root", "ab", 0))
     put(directory, "abcdef", extent("middle", "abcd", 2), extent("leaf", "abcdef", 4))
-    assert directory.evict("s", 1, 0.0) == ["leaf"]
-    assert directory.evict("s", 20, 0.0) == ["middle", "root"]
+    assert directory.evict("s", "dram", 1, 0.0) == ["leaf"]
+    assert directory.evict("s", "dram", 20, 0.0) == ["middle", "root"]
 
 
 def test_a_put_holds_the_prefix_that_it_extends() -> None:
     directory = Directory()
     put(directory, "a", extent("1", "a", 0))
     ticket = directory.begin_put(chain("ab"), 0.0, 10.0)
-    assert directory.evict("s", 10, 0.0) == []
+    assert directory.evict("s", "dram", 10, 0.0) == []
     assert ticket.put_id is not None
     directory.abort_put(ticket.put_id)
-    assert directory.evict("s", 10, 0.0) == ["1"]
+    assert directory.evict("s", "dram", 10, 0.0) == ["1"]
 
 
 def test_a_broken_extent_is_a_miss_even_while_leased() -> None:
@@ -188,8 +187,8 @@ def test_a_lost_store_takes_its_extents_along() -> None:
     directory.drop_store("t")
     directory.drop_store("t")
     assert directory.match_blocks(chain("ab")) == 1
-    assert directory.bytes_by_store() == {"s": 10}
-    assert directory.extents_of("t") == []
+    assert directory.bytes_by_store() == {"s": {"dram": 10}}
+    assert directory.extents_of("t", "dram", 9.0) == []
     assert directory.counters.extents_lost == 1
 
 
@@ -215,7 +214,7 @@ def test_leases_that_expire_together_end_bit_by_bit() -> None:
     directory.sweep(5.0)
     assert 0 < directory.num_leases < 1000
     # Room is made all the same: what has expired holds nothing.
-    assert directory.evict("s", 10, 5.0) == ["1"]
+    assert directory.evict("s", "dram", 10, 5.0) == ["1"]
     assert directory.num_leases == 0
     assert directory.counters.leases_expired == 1000
     assert not directory.sweep(5.0)
@@ -229,7 +228,7 @@ def test_released_leases_do_not_hide_expired_ones_from_an_eviction() -> None:
         assert lease is not None
         directory.release(lease)
     directory.lookup(chain("a"), 0.0, 5.5)
-    assert directory.evict("s", 10, 6.0) == ["1"]
+    assert directory.evict("s", "dram", 10, 6.0) == ["1"]
 
 
 def test_counters() -> None:

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv.directory import Directory
-from kv.extents import ExtentInfo, StoredPart
+from kv.extents import Copy, ExtentInfo, StoredPart
 from kv.part_range import PartRange
+from kv.policy.policy_file import PolicySpec
+from kv.tiers import TIERS, Tier
 
 STORES = ["s", "t"]
+TTL_S = 20.0
 # A chain is a path in a binary tree, so that prefixes are shared and chains fork.
 chains = st.lists(st.sampled_from("01"), min_size=1, max_size=6).map(
     lambda path: ["".join(path[: end + 1]).encode() for end in range(len(path))]
@@ -21,10 +24,17 @@ durations = st.sampled_from([1.0, 3.0, 10.0])
 
 
 @dataclass
+class ModelCopy:
+    num_bytes: int
+    stamp: int
+    used_s: float
+
+
+@dataclass
 class ModelExtent:
     info: ExtentInfo
     first_block: int
-    stamp: int
+    copies: dict[Tier, ModelCopy]
 
 
 @dataclass
@@ -42,7 +52,7 @@ class ModelPut(ModelHold):
 class DirectoryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Directory()
+        self.directory = Directory(policy=PolicySpec(default_ttl_s=TTL_S))
         self.now_s = 0.0
         self.clock = 0
         self.extents: dict[str, ModelExtent] = {}
@@ -66,15 +76,26 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.clock += 1
         for key in chain:
             extent = self.owner(key)
-            if extent is not None:
-                extent.stamp = self.clock
+            for copy in extent.copies.values() if extent is not None else ():
+                copy.stamp, copy.used_s = self.clock, self.now_s
 
     def visible_end(self, chain: list[bytes], start: int) -> int:
         return next((i for i in range(start, len(chain)) if self.owner(chain[i]) is None), len(chain))
 
-    def by_age(self, store_id: str) -> list[ModelExtent]:
-        mine = [extent for extent in self.extents.values() if extent.info.store_id == store_id]
-        return sorted(mine, key=lambda extent: (extent.stamp, -extent.first_block))
+    def by_age(self, store_id: str, tier: Tier) -> list[ModelExtent]:
+        mine = [e for e in self.extents.values() if e.info.store_id == store_id and tier in e.copies]
+        return sorted(mine, key=lambda extent: (extent.copies[tier].stamp, -extent.first_block))
+
+    def add_copy_to_model(self, info: ExtentInfo, tier: Tier, num_bytes: int) -> None:
+        self.clock += 1
+        extent = self.extents.setdefault(info.extent_id, ModelExtent(info, info.first_block, {}))
+        extent.copies[tier] = ModelCopy(num_bytes, self.clock, self.now_s)
+
+    def remove_copies_of_model(self, extent_ids: list[str], tier: Tier) -> None:
+        for extent_id in extent_ids:
+            del self.extents[extent_id].copies[tier]
+            if not self.extents[extent_id].copies:
+                del self.extents[extent_id]
 
     # What happens
 
@@ -119,13 +140,15 @@ class DirectoryMachine(RuleBasedStateMachine):
                 infos.append(self.new_extent(store_id, put.chain, current))
         assert self.directory.commit_put(put_id, infos, self.now_s)
         for info in infos:
-            self.extents[info.extent_id] = ModelExtent(info, put.chain.index(info.keys[0]), 0)
+            self.add_copy_to_model(info, "dram", info.num_bytes)
         self.touch(put.chain)
 
     def new_extent(self, store_id: str, chain: list[bytes], keys: list[bytes]) -> ExtentInfo:
         self.names += 1
-        part = StoredPart(f"p{self.names}", PartRange(chain.index(keys[0]), len(keys), 0, 1, 0, 1))
-        return ExtentInfo(f"e{self.names}", store_id, tuple(keys), (part,), 10 * len(keys))
+        first = chain.index(keys[0])
+        part = StoredPart(f"p{self.names}", PartRange(first, len(keys), 0, 1, 0, 1))
+        parent = chain[first - 1] if first else None
+        return ExtentInfo(f"e{self.names}", store_id, tuple(keys), (part,), 10 * len(keys), parent)
 
     @rule(data=st.data())
     def abort_put(self, data: st.DataObject) -> None:
@@ -151,7 +174,10 @@ class DirectoryMachine(RuleBasedStateMachine):
             for key in self.extents[piece.extent_id].info.keys[piece.first : piece.first + piece.count]
         ]
         assert blocks == chain[skip:end]
-        assert all(piece.parts == self.extents[piece.extent_id].info.parts for piece in found.slices)
+        for piece in found.slices:
+            owner = self.extents[piece.extent_id]
+            assert piece.parts == owner.info.parts
+            assert piece.tier == ("dram" if "dram" in owner.copies else "disk")
         self.touch(chain[:end])
         assert (found.lease_id is None) == (not found.slices)
         if found.lease_id is not None:
@@ -168,7 +194,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         renewed = self.directory.renew(lease_ids, self.now_s, lease_s)
         assert renewed == [lease_id for lease_id in lease_ids if lease_id in self.leases]
         for lease_id in set(lease_ids) & self.leases.keys():
-            self.leases[lease_id].expires_s = self.now_s + lease_s
+            self.leases[lease_id].expires_s = max(self.leases[lease_id].expires_s, self.now_s + lease_s)
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -176,19 +202,71 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.release(lease_id)
         self.leases.pop(lease_id, None)
 
-    @rule(store_id=st.sampled_from(STORES), need_bytes=st.integers(0, 80))
-    def evict(self, store_id: str, need_bytes: int) -> None:
+    @rule(chain=chains, store_id=st.sampled_from(STORES), tier=st.sampled_from(TIERS), data=st.data())
+    def adopt(self, chain: list[bytes], store_id: str, tier: Tier, data: st.DataObject) -> None:
+        first = data.draw(st.integers(0, len(chain) - 1))
+        info = self.new_extent(store_id, chain, chain[first:])
+        taken = self.pending() | {key for extent in self.extents.values() for key in extent.info.keys}
+        refused = self.directory.adopt([Copy(info, tier, 16 * len(info.keys))], self.now_s)
+        assert refused == ([info.extent_id] if taken.intersection(info.keys) else [])
+        if not refused:
+            self.add_copy_to_model(info, tier, 16 * len(info.keys))
+
+    @precondition(lambda self: self.extents)
+    @rule(tier=st.sampled_from(TIERS), data=st.data())
+    def add_copy(self, tier: Tier, data: st.DataObject) -> None:
+        extent = self.extents[data.draw(st.sampled_from(sorted(self.extents)))]
+        assert self.directory.add_copy(extent.info.extent_id, tier, 16, self.now_s)
+        if tier not in extent.copies:
+            self.add_copy_to_model(extent.info, tier, 16)
+
+    @rule(tier=st.sampled_from(TIERS))
+    def add_copy_of_an_unknown_extent(self, tier: Tier) -> None:
+        assert not self.directory.add_copy("never heard of", tier, 16, self.now_s)
+
+    @rule(store_id=st.sampled_from(STORES), tier=st.sampled_from(TIERS), need_bytes=st.integers(0, 80))
+    def evict(self, store_id: str, tier: Tier, need_bytes: int) -> None:
         held = self.held()
         victims: list[str] = []
         freed = 0
-        for extent in self.by_age(store_id):
+        for extent in self.by_age(store_id, tier):
             if freed < need_bytes and extent.info.extent_id not in held:
                 victims.append(extent.info.extent_id)
-                freed += extent.info.num_bytes
-        evicted = self.directory.evict(store_id, need_bytes, self.now_s)
+                freed += extent.copies[tier].num_bytes
+        evicted = self.directory.evict(store_id, tier, need_bytes, self.now_s)
         assert evicted == (victims if freed >= need_bytes else [])
-        for extent_id in evicted:
-            del self.extents[extent_id]
+        self.remove_copies_of_model(evicted, tier)
+
+    @rule(store_id=st.sampled_from(STORES), limit=st.integers(1, 3))
+    def expire(self, store_id: str, limit: int) -> None:
+        held = self.held()
+        overdue = {
+            tier: [
+                extent.info.extent_id
+                for extent in self.by_age(store_id, tier)
+                if extent.copies[tier].used_s + TTL_S < self.now_s and extent.info.extent_id not in held
+            ][:limit]
+            for tier in TIERS
+        }
+        assert self.directory.expire(store_id, self.now_s, limit) == overdue
+        for tier, extent_ids in overdue.items():
+            self.remove_copies_of_model(extent_ids, tier)
+
+    @precondition(lambda self: self.extents)
+    @rule(tier=st.sampled_from(TIERS), data=st.data())
+    def drop_copies(self, tier: Tier, data: st.DataObject) -> None:
+        extent_id = data.draw(st.sampled_from(sorted(self.extents)))
+        self.directory.drop_copies([extent_id, "unknown"], tier)
+        if tier in self.extents[extent_id].copies:
+            self.remove_copies_of_model([extent_id], tier)
+
+    @rule(ttl_s=st.just(TTL_S))
+    def set_policy(self, ttl_s: float) -> None:
+        """The order stays; everything counts as used now."""
+        self.directory.set_policy(PolicySpec(default_ttl_s=ttl_s), self.now_s)
+        for extent in self.extents.values():
+            for copy in extent.copies.values():
+                copy.used_s = self.now_s
 
     @rule(store_id=st.sampled_from(STORES))
     def drop_store(self, store_id: str) -> None:
@@ -205,16 +283,20 @@ class DirectoryMachine(RuleBasedStateMachine):
     # What always holds
 
     @invariant()
-    def bytes_are_the_sum_over_extents(self) -> None:
-        sums: dict[str, int] = {}
+    def bytes_are_the_sum_over_copies(self) -> None:
+        sums: dict[str, dict[Tier, int]] = {}
         for extent in self.extents.values():
-            sums[extent.info.store_id] = sums.get(extent.info.store_id, 0) + extent.info.num_bytes
+            for tier, copy in extent.copies.items():
+                of_store = sums.setdefault(extent.info.store_id, {})
+                of_store[tier] = of_store.get(tier, 0) + copy.num_bytes
         assert self.directory.bytes_by_store() == sums
 
     @invariant()
     def extents_are_those_of_the_model_in_order_of_use(self) -> None:
         for store_id in STORES:
-            assert self.directory.extents_of(store_id) == [extent.info for extent in self.by_age(store_id)]
+            for tier in TIERS:
+                listed = self.directory.extents_of(store_id, tier, self.now_s)
+                assert listed == [extent.info for extent in self.by_age(store_id, tier)]
         assert self.directory.num_blocks == sum(len(extent.info.keys) for extent in self.extents.values())
 
     @invariant()
@@ -228,8 +310,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.now_s += 1000.0
         self.directory.sweep(self.now_s)
         assert (self.directory.num_leases, self.directory.num_puts) == (0, 0)
-        for store_id, num_bytes in self.directory.bytes_by_store().items():
-            self.directory.evict(store_id, num_bytes, self.now_s)
+        for store_id, tiers in self.directory.bytes_by_store().items():
+            for tier, num_bytes in tiers.items():
+                self.directory.evict(store_id, tier, num_bytes, self.now_s)
         assert self.directory.num_blocks == 0
 
 

@@ -14,7 +14,7 @@ LIMIT_BYTES = 100
 
 def extent(extent_id: str, num_bytes: int) -> ExtentInfo:
     parts = tuple(StoredPart(f"{extent_id}/{number}", PartRange(0, 1, number, 1, 0, 1)) for number in range(2))
-    return ExtentInfo(extent_id, "s", (extent_id.encode(),), parts, num_bytes)
+    return ExtentInfo(extent_id, "s", (extent_id.encode(),), parts, num_bytes, None)
 
 
 class LedgerMachine(RuleBasedStateMachine):

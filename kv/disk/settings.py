@@ -1,0 +1,20 @@
+"""What a disk tier is made with. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kv.policy.admission import DiskAdmission
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSettings:
+    """The disk tier of each node."""
+
+    folder: str
+    """On the node's own disk, of this store alone; made when it is not there."""
+    limit_bytes: int
+    """All that lies in the folder takes at most so much."""
+    admission: DiskAdmission = DiskAdmission.ALWAYS
+    remove_leftovers: bool = True
+    """See `kv.disk.tier.DiskTier.open`."""

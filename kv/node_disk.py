@@ -1,0 +1,342 @@
+"""The disk tier of a node's store: what is written behind DRAM's back, read when DRAM has it no more, and found again
+after a restart.
+
+Extents are written soon after they were stored (or first used again: `admission`), so that making room in DRAM seldom
+waits for the disk and a restart finds nearly everything. A damaged file is removed; whatever the disk refuses is a
+counter, and the request it happened to goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from kv.disk.tier import DiskTier, FoundExtent
+from kv.dram_tier import Actor, DramTier, ask
+from kv.errors import DiskWriteError, PartError
+from kv.extents import Copy, ExtentInfo, StoredPart
+from kv.part_refs import part_buffer
+from kv.policy.admission import DiskAdmission
+from kv.ray_failures import STORE_FAILURES, failure_label
+from kv.store_stats import DiskStats
+
+_ADOPTED_AT_A_TIME = 256
+_QUEUE_LIMIT = 4096
+"""Extents that wait to be written; when there are more, the disk is too slow for all of them anyway."""
+_READS_AT_A_TIME = 2
+_PAUSE_S = 10.0
+"""No writes for so long after one failed: a full or broken disk is not asked for every extent."""
+_BUFFER_TIMEOUT_S = 5.0
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDisk:
+    info: ExtentInfo
+    num_bytes: int
+
+
+class NodeDisk:
+    """Used from the store's event loop; files are read and written in threads.
+
+    Args:
+        tier: open, and this object's from now on.
+        dram: where extents come from, and go to when they are read.
+        drop: called when an extent turns out to be broken: it is to be forgotten everywhere.
+    """
+
+    def __init__(
+        self,
+        store_id: str,
+        directory: Actor,
+        tier: DiskTier,
+        dram: DramTier,
+        admission: DiskAdmission,
+        drop: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._counts: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        self._store_id = store_id
+        self._directory = directory
+        self._tier = tier
+        self._dram = dram
+        self._admission = admission
+        self._drop = drop
+        self._extents: dict[str, _OnDisk] = {}
+        self._queue: dict[str, None] = {}
+        self._writing: str | None = None
+        self._queue_changed = asyncio.Event()
+        self._is_settled = asyncio.Event()
+        self._scanned = asyncio.Event()
+        self._making_room = asyncio.Lock()
+        self._reading = asyncio.Semaphore(_READS_AT_A_TIME)
+        self._promotions: dict[str, asyncio.Task[list[Any] | None]] = {}
+        self._paused_until_s = 0.0
+        self._tasks = [asyncio.create_task(self._scan()), asyncio.create_task(self._write_behind())]
+
+    # What the store tells it
+
+    def stored(self, info: ExtentInfo) -> None:
+        """An extent is new in DRAM."""
+        if self._admission.admits(num_uses=0):
+            self._enqueue(info.extent_id)
+
+    def used(self, extent_id: str) -> None:
+        """An extent in DRAM was read."""
+        if extent_id not in self._extents and self._admission.admits(num_uses=1):
+            self._enqueue(extent_id)
+
+    async def demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
+        """An extent leaves DRAM; the directory has it there no more. Written now if it still waits to be."""
+        extent_id = info.extent_id
+        if extent_id in self._extents:
+            await asyncio.to_thread(self._tier.touch, _hex(extent_id))
+        elif not self._scanned.is_set():
+            self._refusals["disk_scanning"] += 1
+        elif extent_id in self._queue:
+            del self._queue[extent_id]
+            num_bytes = await self._write(info, refs)
+            if num_bytes is not None:
+                self._counts["demoted_extents"] += 1
+                refused = await ask(self._directory.adopt.remote([Copy(info, "disk", num_bytes)]))
+                await self._remove(refused)
+
+    async def drop(self, extent_ids: Sequence[str]) -> None:
+        """Frees extents that the directory no longer lists here. Those that are not here are no error."""
+        for extent_id in extent_ids:
+            self._queue.pop(extent_id, None)
+        await self._remove(extent_ids)
+
+    # What the store asks it for
+
+    def has(self, extent_id: str) -> bool:
+        """Whether an extent can be read from here."""
+        return extent_id in self._extents
+
+    async def read(self, extent_id: str) -> list[Any] | None:
+        """References to an extent's parts, read from its file and not yet verified; None when it cannot be had. It is
+        in DRAM then, if room for it could be made; else only the reader keeps it. Concurrent readers share one read."""
+        # A reader that gives up must not end the read of another.
+        return await asyncio.shield(self.start_reading(extent_id))
+
+    def start_reading(self, extent_id: str) -> asyncio.Task[list[Any] | None]:
+        """As `read`, without waiting for it."""
+        task = self._promotions.get(extent_id)
+        if task is None:
+            task = self._promotions[extent_id] = asyncio.create_task(self._read(extent_id))
+            task.add_done_callback(lambda _: self._promotions.pop(extent_id, None))
+        return task
+
+    async def list_anew(self) -> None:
+        """Tells a directory that knows nothing what is here. It knows already what is in DRAM."""
+        unknown = []
+        for extent_id, entry in list(self._extents.items()):
+            if not await ask(self._directory.add_copy.remote(extent_id, "disk", entry.num_bytes)):
+                unknown.append(Copy(entry.info, "disk", entry.num_bytes))
+        await self._remove(await ask(self._directory.adopt.remote(unknown)))
+
+    def stats(self) -> DiskStats:
+        counts = self._counts
+        return DiskStats(
+            limit_bytes=self._tier.limit_bytes,
+            used_bytes=self._tier.used_bytes,
+            num_extents=len(self._extents),
+            num_queued_extents=len(self._queue),
+            is_scanned=self._scanned.is_set(),
+            num_found_extents=counts["found_extents"],
+            num_unusable_files=counts["unusable_files"],
+            num_written_extents=counts["written_extents"],
+            written_bytes=counts["written_bytes"],
+            num_demoted_extents=counts["demoted_extents"],
+            num_read_extents=counts["read_extents"],
+            read_bytes=counts["read_bytes"],
+            num_promoted_extents=counts["promoted_extents"],
+            refusals=dict(self._refusals),
+        )
+
+    async def set_limit(self, limit_bytes: int) -> None:
+        """Another limit from now on; what is too much goes at once, as far as nobody holds it."""
+        await asyncio.to_thread(self._tier.set_limit, limit_bytes)
+        await self._make_room(0)
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Waits until nothing waits to be written. False when something still does after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._is_settled.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends the work under way and gives the folder free."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._tier.close)
+
+    # How
+
+    def _enqueue(self, extent_id: str) -> None:
+        if extent_id in self._extents or extent_id == self._writing:
+            return
+        if len(self._queue) >= _QUEUE_LIMIT:
+            self._refusals["disk_queue"] += 1
+            return
+        self._queue[extent_id] = None
+        self._is_settled.clear()
+        self._queue_changed.set()
+
+    async def _write_behind(self) -> None:
+        await self._scanned.wait()
+        while True:
+            if not self._queue:
+                self._is_settled.set()
+                self._queue_changed.clear()
+                await self._queue_changed.wait()
+            if (pause_s := self._paused_until_s - time.monotonic()) > 0:
+                await asyncio.sleep(pause_s)
+            extent_id = next(iter(self._queue), None)
+            if extent_id is None:
+                continue
+            del self._queue[extent_id]
+            info, refs = self._dram.ledger.extent(extent_id), self._dram.ledger.refs(extent_id)
+            if info is None:
+                continue
+            self._writing = extent_id
+            try:
+                num_bytes = await self._write(info, refs)
+                del refs  # or this loop would keep the objects until there is something else to write
+                if num_bytes is not None and not await ask(
+                    self._directory.add_copy.remote(extent_id, "disk", num_bytes)
+                ):
+                    await self._remove([extent_id])
+            except STORE_FAILURES as error:
+                self._refusals[failure_label(error)] += 1
+                await self._remove([extent_id])
+            finally:
+                self._writing = None
+
+    async def _write(self, info: ExtentInfo, refs: Sequence[Any]) -> int | None:
+        """Bytes that the new file takes; None when it could not be written."""
+        if time.monotonic() < self._paused_until_s:
+            self._refusals["disk_paused"] += 1
+            return None
+        try:
+            deadline_s = time.monotonic() + _BUFFER_TIMEOUT_S
+            buffers = [_bytes_of(await part_buffer(ref, deadline_s)) for ref in refs]
+            num_bytes = DiskTier.size_on_disk([buffer.nbytes for buffer in buffers])
+            if not await self._reserve(num_bytes):
+                self._refusals["disk_capacity"] += 1
+                return None
+            await asyncio.to_thread(self._tier.write, _hex(info.extent_id), info.parent, buffers)
+            del buffers
+        except DiskWriteError as error:
+            logger.warning("%s; nothing is written for %.0f s", error, _PAUSE_S)
+            self._refusals[error.reason] += 1
+            self._paused_until_s = time.monotonic() + _PAUSE_S
+            return None
+        except STORE_FAILURES as error:
+            self._refusals[failure_label(error)] += 1
+            return None
+        self._extents[info.extent_id] = _OnDisk(info, num_bytes)
+        self._counts["written_extents"] += 1
+        self._counts["written_bytes"] += num_bytes
+        return num_bytes
+
+    async def _read(self, extent_id: str) -> list[Any] | None:
+        entry = self._extents.get(extent_id)
+        if entry is None:
+            return None
+        async with self._reading:
+            num_bytes = entry.info.num_bytes
+            try:
+                buffers = await asyncio.to_thread(self._tier.map, _hex(extent_id))
+                has_room = await self._dram.reserve(num_bytes)
+                try:
+                    refs = await asyncio.to_thread(lambda: [ray.put(buffer) for buffer in buffers])
+                except BaseException:
+                    self._dram.ledger.give_back(num_bytes if has_room else 0)
+                    raise
+                if has_room:
+                    self._dram.ledger.add_extent(entry.info, refs)
+                    if await ask(self._directory.add_copy.remote(extent_id, "dram", num_bytes)):
+                        self._dram.ledger.publish(extent_id)
+                    else:
+                        self._dram.ledger.remove_extent(extent_id)
+                await asyncio.to_thread(self._tier.touch, _hex(extent_id))
+            except PartError as error:
+                logger.warning("the file of extent %s is broken: %s", extent_id, error)
+                self._refusals[failure_label(error)] += 1
+                # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
+                self._drop([extent_id])
+                await self._remove([extent_id])
+                self._directory.drop_extent.remote(extent_id)
+                return None
+            except STORE_FAILURES as error:
+                self._refusals[failure_label(error)] += 1
+                return None
+        self._counts["read_extents"] += 1
+        self._counts["read_bytes"] += num_bytes
+        self._counts["promoted_extents"] += has_room
+        return refs
+
+    async def _reserve(self, num_bytes: int) -> bool:
+        await self._scanned.wait()
+        await self._make_room(num_bytes)
+        return self._tier.reserve(num_bytes)
+
+    async def _make_room(self, num_bytes: int) -> None:
+        async with self._making_room:
+            shortage = self._tier.shortage(num_bytes)
+            if shortage > 0:
+                gone = await ask(self._directory.evict.remote(self._store_id, "disk", shortage))
+                await self._remove(gone)
+
+    async def _remove(self, extent_ids: Iterable[str]) -> None:
+        gone = [extent_id for extent_id in extent_ids if self._extents.pop(extent_id, None) is not None]
+        if gone:
+            await asyncio.to_thread(lambda: [self._tier.remove(_hex(extent_id)) for extent_id in gone])
+
+    async def _scan(self) -> None:
+        """Lists what an earlier run left. Until it is done nothing is written: there may be no room yet."""
+        found = iter(self._tier.scan())
+        try:
+            while batch := await asyncio.to_thread(lambda: list(itertools.islice(found, _ADOPTED_AT_A_TIME))):
+                entries = [self._entry(item) for item in batch if isinstance(item, FoundExtent)]
+                self._counts["unusable_files"] += len(batch) - len(entries)
+                self._extents.update((entry.info.extent_id, entry) for entry in entries)
+                copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in entries]
+                refused = await ask(self._directory.adopt.remote(copies))
+                await self._remove(refused)
+                self._counts["found_extents"] += len(entries) - len(refused)
+            await self._make_room(0)
+        except STORE_FAILURES as error:
+            logger.warning("the disk tier's files could not all be listed: %s", error)
+            self._refusals[failure_label(error)] += 1
+        self._scanned.set()
+
+    def _entry(self, found: FoundExtent) -> _OnDisk:
+        extent_id, index = f"{self._store_id}/{found.extent_id}", found.index
+        parts = tuple(StoredPart(f"{extent_id}/{number}", part) for number, part in enumerate(index.ranges))
+        info = ExtentInfo(extent_id, self._store_id, index.keys, parts, index.num_bytes, index.parent)
+        return _OnDisk(info, index.disk_bytes)
+
+
+def _hex(extent_id: str) -> str:
+    """The name of an extent's file, which the store made up itself."""
+    return extent_id.rsplit("/", 1)[1]
+
+
+def _bytes_of(buffer: Any) -> NDArray[np.uint8]:
+    return np.frombuffer(buffer, np.uint8)
