@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import platform
+import re
 import resource
 import struct
 import tempfile
@@ -152,9 +153,23 @@ def test_parts_are_views_of_one_mapping_of_the_file(good: Path) -> None:
     assert str(good) not in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.skipif(
+populating = pytest.mark.skipif(
     tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="the kernel does not know MADV_POPULATE_READ"
 )
+
+
+@populating
+def test_all_pages_are_read_before_the_parts_are_given_out(tmp_path: Path) -> None:
+    path = tmp_path / "extent.kv"
+    extent = make_extent(1, layout=BIG)
+    write_extent(path, extent.parent, extent.buffers)
+    parts = map_parts(path)
+    about = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1]
+    sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", about, re.MULTILINE)[:6])
+    assert int(sizes["Rss"]) == int(sizes["Size"]) > parts[0].nbytes // 1024
+
+
+@populating
 def test_a_page_that_cannot_be_read_is_an_error_and_no_signal(good: Path) -> None:
     with good.open("rb+") as file:
         mapping = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,19 @@ def test_a_folder_that_must_not_be_written_is_refused(tmp_path: Path, exists: bo
     (folder if exists else folder.parent).chmod(0o500)
     with without_privileges():
         assert "Permission denied" in refusal(folder)
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    DiskTier.open(folder, 10, remove_leftovers=True).close()
+    freeze, thaw = (("chattr", "+i"), ("chattr", "-i")) if os.geteuid() == 0 else (("chmod", "500"), ("chmod", "700"))
+    if subprocess.run([*freeze, folder], capture_output=True).returncode != 0:
+        pytest.skip("a folder cannot be made immutable here")
+    try:
+        assert "not permitted" in refusal(folder) or "denied" in refusal(folder)
+    finally:
+        subprocess.run([*thaw, folder], check=True)
+    DiskTier.open(folder, 10, remove_leftovers=True).close()
 
 
 def test_a_read_only_disk_is_refused(tmp_path: Path) -> None:

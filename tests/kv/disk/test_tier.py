@@ -3,7 +3,9 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import secrets
+import subprocess
 import tempfile
 import threading
 import time
@@ -215,6 +217,27 @@ def test_a_folder_that_became_read_only_refuses_and_keeps_count(tier: DiskTier, 
     assert tier.used_bytes == taken_bytes(folder) == 0
 
 
+def test_what_a_failed_write_cannot_take_back_counts(tier: DiskTier, folder: Path) -> None:
+    extent_id = secrets.token_hex(16)
+    subfolder = folder / extent_id[:2]
+    subfolder.mkdir()
+    if subprocess.run(["chattr", "+a", subfolder], capture_output=True).returncode != 0:
+        pytest.skip("a folder cannot be made append-only here")
+    try:
+        assert tier.reserve(SMALL_BYTES)
+        with pytest.raises(DiskWriteError):
+            tier.write(extent_id, SMALL.parent, SMALL.buffers)
+    finally:
+        subprocess.run(["chattr", "-a", subfolder], check=True)
+    assert [path.name for path in subfolder.iterdir()] == [f".{extent_id}.tmp"]
+    assert tier.used_bytes == tier.other_bytes == taken_bytes(folder) == SMALL_BYTES
+    assert tier.num_extents == 0
+    tier.close()
+    reopened = opened(folder)
+    assert reopened.used_bytes == taken_bytes(folder) == 0
+    reopened.close()
+
+
 def test_a_restart_finds_what_was_there_the_longest_unused_first(folder: Path) -> None:
     tier = opened(folder)
     ids = [store(tier, make_extent(2, first_block=block, seed=block)) for block in range(5)]
@@ -364,12 +387,15 @@ def test_what_cannot_be_read_is_not_taken_for_broken(folder: Path) -> None:
     extent_id = store(tier)
     tier.close()
     tier = opened(folder)
-    path_of(folder, extent_id).chmod(0)
-    with without_privileges():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
         (problem,) = problems(tier)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (problem.reason, problem.extent_id, problem.is_removed) == ("unreadable", extent_id, False)
-    assert path_of(folder, extent_id).exists()
     assert tier.used_bytes == SMALL_BYTES
+    assert found_ids(tier) == [extent_id]
     tier.close()
 
 
