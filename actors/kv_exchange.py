@@ -54,6 +54,11 @@ class KvExchange:
         self._store: StoreAddress | None = None
         self._leases: set[int] = set()
 
+    @property
+    def has_store(self) -> bool:
+        """Whether there is a store to deal with."""
+        return self._store is not None
+
     def use_store(self, store: StoreAddress) -> None:
         """The store to deal with from now on (it may have been restarted)."""
         self._store = store

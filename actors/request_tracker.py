@@ -11,7 +11,7 @@ import asyncio
 import enum
 import functools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from actors.engine_thread import EngineStoppedError, EngineThread
 from actors.kv_exchange import FoundPrefix, KvExchange, tail_of
 from actors.messages import HandOver, Submission
 from actors.outbox import Outbox
-from kv.extents import TailReceipt
+from kv.extents import PullReceipt, TailReceipt
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class _Stage(enum.Enum):
     FETCHING = "fetching"
     """In the engine, which waits for KV from the store."""
     PUBLISHING = "publishing"
-    """Prefilled; the store pulls its KV, and its blocks are held until that is over."""
+    """Prefilled, or answered; the store pulls its KV, and its blocks are held until that is over."""
 
 
 @dataclass(slots=True)
@@ -53,6 +53,8 @@ class _Tracked:
     """What is under way in the stages other than ENGINE."""
     found: FoundPrefix | None = None
     """What the store has, leased, until it is fetched or turns out not to be needed."""
+    is_answer: bool = False
+    """Its KV is published when its answer has ended, and nobody waits for that."""
     is_wanted: bool = True
     """False: aborted, and only its task keeps it here."""
 
@@ -67,12 +69,19 @@ class _HandedOver:
 class RequestTracker:
     """Used from the worker's event loop."""
 
-    def __init__(self, thread: EngineThread, exchange: KvExchange, outbox: Outbox, actor: Any) -> None:
-        """`actor`: handle of the worker, for the store to pull from."""
+    def __init__(
+        self, thread: EngineThread, exchange: KvExchange, outbox: Outbox, actor: Any, *, max_publishing_answers: int
+    ) -> None:
+        """`actor`: handle of the worker, for the store to pull from. So many answers that have ended are published at a
+        time, at most; 0: none, which is right where requests end with a hand-over or there is no store."""
         self._thread = thread
         self._exchange = exchange
         self._outbox = outbox
         self._actor = actor
+        self._max_publishing_answers = max_publishing_answers
+        self._publishing_answers: set[str] = set()
+        self.counts: Counter[str] = Counter(published_answer_blocks=0, unpublished_answers=0)
+        """Blocks of answers that the store took; answers that it did not get, or not whole."""
         self._loop = asyncio.get_running_loop()
         self._tracked: dict[str, _Tracked] = {}
         self._handed_over: OrderedDict[str, _HandedOver] = OrderedDict()
@@ -80,11 +89,6 @@ class RequestTracker:
 
     def __len__(self) -> int:
         return len(self._tracked)
-
-    def is_publishing(self, request_id: str) -> bool:
-        """Whether the request's blocks are held for the store to pull."""
-        tracked = self._tracked.get(request_id)
-        return tracked is not None and tracked.stage is _Stage.PUBLISHING
 
     def submit(self, submission: Submission) -> None:
         """Takes a request in. A request id is used once: one that was aborted before it came is not begun."""
@@ -160,6 +164,9 @@ class RequestTracker:
         if found is not None:
             tracked.found = found
             request = replace(request, external_tokens=found.num_tokens)
+        if self._max_publishing_answers and self._exchange.has_store and not request.hand_over:
+            tracked.is_answer = True
+            request = replace(request, publish_beyond_blocks=0 if found is None else found.lookup.num_blocks)
 
         def added(future: Future[TokenEvent | None]) -> None:
             error = future.exception()
@@ -203,11 +210,8 @@ class RequestTracker:
                 continue
             wanted.append(event)
             self._give_up(tracked)
-            if event.handed_over:
-                decode_follows = event.finish_reason is None
-                work = self._publish(event.request_id, decode_follows)
-                after = functools.partial(self._after_publish, event.request_id, tracked, decode_follows)
-                self._begin(tracked, _Stage.PUBLISHING, work, after)
+            if event.awaits_export:
+                self._begin_publishing(event, tracked)
             elif event.finish_reason is not None:
                 self._forget(event.request_id)
         if wanted:
@@ -215,10 +219,27 @@ class RequestTracker:
         else:
             self._outbox.nudge()
 
+    def _begin_publishing(self, event: TokenEvent, tracked: _Tracked) -> None:
+        """The request's part here is over. What it computed goes to the store, and its last token does not wait."""
+        request_id, decode_follows = event.request_id, event.finish_reason is None
+        if tracked.is_answer:
+            if len(self._publishing_answers) >= self._max_publishing_answers:
+                self.counts["unpublished_answers"] += 1
+                self._forget(request_id)
+                self._thread.call(lambda engine: engine.release_export(request_id))
+                return
+            self._publishing_answers.add(request_id)
+        work = self._publish(request_id, decode_follows)
+        after = functools.partial(self._after_publish, request_id, tracked, decode_follows)
+        self._begin(tracked, _Stage.PUBLISHING, work, after)
+
     async def _publish(self, request_id: str, decode_follows: bool) -> HandOver:
-        _, keys, num_tokens = await asyncio.wrap_future(
-            self._thread.call(lambda engine: engine.export_content(request_id))
-        )
+        try:
+            _, keys, num_tokens = await asyncio.wrap_future(
+                self._thread.call(lambda engine: engine.export_content(request_id))
+            )
+        except KeyError:  # an answer's blocks, which were needed
+            return HandOver(request_id, 0, None)
         if not decode_follows:
             num_tokens = self._exchange.tokens_in(len(keys))  # nobody would claim the tail
         receipt = None
@@ -230,9 +251,11 @@ class RequestTracker:
         self, request_id: str, tracked: _Tracked, decode_follows: bool, task: asyncio.Task[HandOver]
     ) -> None:
         nothing = HandOver(request_id, 0, None)
-        hand_over = _result_of(task, nothing, "a hand-over failed; the decode worker computes it again")
-        self._forget(request_id)  # first: an export that is still being copied is void from here on
+        hand_over = _result_of(task, nothing, "publishing failed; what is not stored will be computed again")
+        self._forget(request_id)
         self._thread.call(lambda engine: engine.release_export(request_id))
+        if tracked.is_answer:
+            self._count_answer(hand_over.receipt)
         tail = tail_of(hand_over)
         if not (decode_follows and tracked.is_wanted):
             self._exchange.discard_tail(tail)
@@ -240,6 +263,12 @@ class RequestTracker:
         self._outbox.deliver_hand_over(tracked.owner, hand_over)
         if tail is not None and tail.tail_id is not None:
             self._handed_over[request_id] = _HandedOver(tracked.owner, tail, self._loop.time() + _MEMORY_S)
+
+    def _count_answer(self, receipt: object) -> None:
+        if isinstance(receipt, PullReceipt):
+            self.counts["published_answer_blocks"] += receipt.num_stored_blocks
+        if not isinstance(receipt, PullReceipt) or receipt.refusals:
+            self.counts["unpublished_answers"] += 1
 
     def _give_up(self, tracked: _Tracked) -> None:
         """Ends the lease of what was found and is not needed: all of it was cached here, or the request is gone."""
@@ -249,6 +278,7 @@ class RequestTracker:
 
     def _forget(self, request_id: str) -> None:
         self._give_up(self._tracked.pop(request_id))
+        self._publishing_answers.discard(request_id)
 
 
 def _result_of(task: asyncio.Task[T], otherwise: T, complaint: str) -> T:

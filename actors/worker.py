@@ -69,7 +69,13 @@ class Worker:
         )
         self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
         actor = ray.get_runtime_context().current_actor
-        self._requests = RequestTracker(self._thread, self._exchange, self._outbox, actor)
+        self._requests = RequestTracker(
+            self._thread,
+            self._exchange,
+            self._outbox,
+            actor,
+            max_publishing_answers=settings.max_publishing_answers if settings.role == "decode" else 0,
+        )
         # A turn without work, so that the first report does not wait for the first request.
         await asyncio.wrap_future(self._thread.call(lambda _: None))
         self._housekeeper = asyncio.create_task(self._keep_house())
@@ -114,15 +120,15 @@ class Worker:
 
     async def export(self, export_id: str, ranges: Sequence[PartRange]) -> list[NDArray[np.uint8]]:
         """For the node's store: the encoded parts of a request's KV, which this worker holds until the pull is over.
-        Raises LookupError when the pull was given up: the blocks are another request's by then."""
+        Raises LookupError when its blocks were given back before they were read: they may be another request's."""
         try:
             block_ids, keys, num_tokens = await asyncio.wrap_future(
                 self._thread.call(lambda engine: engine.export_content(export_id))
             )
             return await asyncio.to_thread(self._exchange.export, ranges, block_ids, keys, num_tokens)
         finally:
-            if not self._requests.is_publishing(export_id):
-                raise LookupError(f"the pull of request {export_id!r} is over")
+            if not self._engine.holds_export(export_id):
+                raise LookupError(f"the KV of request {export_id!r} is not held any more")
 
     async def wait_closed(self) -> None:
         """Does not return before `close`; fails the moment the process dies or its engine does, which is what callers
@@ -154,6 +160,7 @@ class Worker:
             return {
                 **asdict(engine.counters),
                 "preemptions": engine.scheduler.num_preemptions,
+                "answers_given_up": engine.scheduler.num_answers_given_up,
                 "evicted_blocks": engine.blocks.num_evictions,
                 "total_blocks": engine.blocks.num_blocks,
                 "live_blocks": engine.blocks.num_live,
@@ -165,6 +172,7 @@ class Worker:
         return {
             **stats,
             **self._counts,
+            **self._requests.counts,
             "pid": os.getpid(),
             "tracked_requests": len(self._requests),
             "store_misses": dict(self._exchange.misses),

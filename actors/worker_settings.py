@@ -24,6 +24,9 @@ class WorkerSettings:
     """For a look-up, and for all of a request's fetch: what has not come by then is computed."""
     pull_timeout_s: float = 5.0
     """The store's own limit for taking a request's parts over."""
+    max_publishing_answers: int = 8
+    """Ended answers of a decode worker whose blocks the store takes over at a time, at most; those that end meanwhile
+    are not stored. 0: answers are never stored."""
     prefill_tokens_per_s: float = 1000.0
     """Prior of the measured rate."""
     owner_silence_s: float = 10.0

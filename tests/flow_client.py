@@ -28,11 +28,12 @@ class FlowAnswer:
 
 @dataclass(frozen=True)
 class FlowClient:
-    """Over the workers of one application. `directory` is its directory actor, or None."""
+    """Over the workers of one application, or some of them. `directory` and `store` are its actors, or None."""
 
     members: tuple[Member, ...]
     mode: str
     directory: Any = None
+    store: Any = None
     policy: str = "load_aware"
 
     def run(

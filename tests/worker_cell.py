@@ -22,7 +22,9 @@ from tests.flow_client import FlowClient
 
 
 @contextmanager
-def worker_cell(model: str, roles: Mapping[Role, int], engine: EngineConfig) -> Iterator[FlowClient]:
+def worker_cell(
+    model: str, roles: Mapping[Role, int], engine: EngineConfig, *, store_bytes: int = 200 << 20
+) -> Iterator[FlowClient]:
     """Starts so many workers of each role; a store too unless they are monolithic."""
     actor: Any = ray.remote(num_cpus=0)(Worker)
     started: list[tuple[str, Role, Any]] = []
@@ -36,7 +38,7 @@ def worker_cell(model: str, roles: Mapping[Role, int], engine: EngineConfig) -> 
     directory = store = None
     if "monolithic" not in roles:
         directory = directory_class.remote()
-        store = store_class.remote("node", directory, 200 << 20)
+        store = store_class.remote("node", directory, store_bytes)
     try:
         members = []
         for worker_id, role, handle in started:
@@ -57,7 +59,7 @@ def worker_cell(model: str, roles: Mapping[Role, int], engine: EngineConfig) -> 
                 )
             )
         mode = "monolithic" if "monolithic" in roles else "static"
-        yield FlowClient(tuple(members), mode, directory)
+        yield FlowClient(tuple(members), mode, directory, store)
     finally:
         for handle in [handle for _, _, handle in started] + [a for a in (store, directory) if a is not None]:
             ray.kill(handle)

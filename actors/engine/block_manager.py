@@ -14,8 +14,8 @@ A block is in exactly one of three states, and the counts add up to `num_blocks`
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 
 class NoFreeBlocksError(Exception):
@@ -69,6 +69,10 @@ class BlockManager:
     def num_cached_among(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` nobody refers to: sharing those lowers `num_available`."""
         return sum(1 for block in blocks if self._references[block] == 0)
+
+    def num_freed_by(self, blocks: Iterable[int]) -> int:
+        """By how much `num_available` would grow if `blocks`, each as often as it is given, were released."""
+        return sum(1 for block, count in Counter(blocks).items() if self._references[block] == count)
 
     def share(self, blocks: Sequence[int]) -> None:
         """Takes a reference on each of `blocks`, which must come from `match_prefix` or be live."""

@@ -65,7 +65,6 @@ class Engine:
         self._runner = make_step_runner(loaded, config, capture)
         self._sequences: dict[str, SequenceState] = {}
         self._rows: dict[str, SamplerRow] = {}
-        self._exports: dict[str, SequenceState] = {}
         self._fetches: list[Fetch] = []
 
     @property
@@ -90,7 +89,7 @@ class Engine:
     @property
     def num_live_requests(self) -> int:
         """Requests not finished yet, and finished ones whose KV waits for its export."""
-        return len(self._sequences) + len(self._exports)
+        return len(self._sequences) + len(self.scheduler.exports)
 
     def refusal(self, request: EngineRequest) -> str | None:
         """Why this request can never be served here, or None. The ingress checks the same limits; this is the last
@@ -98,7 +97,7 @@ class Engine:
         tokens = len(request.prompt_token_ids)
         if tokens == 0:
             return "the prompt is empty"
-        if request.request_id in self._sequences or request.request_id in self._exports:
+        if request.request_id in self._sequences or request.request_id in self.scheduler.exports:
             return f"request id {request.request_id!r} is in use"
         if tokens + request.sampling.max_tokens > self.max_context_tokens:
             return (
@@ -147,19 +146,21 @@ class Engine:
         return True
 
     def export_content(self, request_id: str) -> tuple[list[int], list[bytes], int]:
-        """What a handed-over request left here: its block ids, the keys of its full blocks, and the number of tokens
-        whose KV is in them. KeyError when it is gone. The blocks stay until `release_export`."""
-        sequence = self._exports[request_id]
+        """What an ended request left here: its block ids, the keys of its full blocks, and the number of tokens whose
+        KV is in them. KeyError when it is gone. The blocks of a hand-over stay until `release_export`; those of an
+        answer may be taken before, which `holds_export` tells."""
+        sequence = self.scheduler.exports[request_id]
         full_blocks = sequence.num_computed // self.block_tokens
         return list(sequence.block_ids), sequence.keys(self.block_tokens)[:full_blocks], sequence.num_computed
 
     def release_export(self, request_id: str) -> bool:
         """The export ended, well or not: its blocks go back (their full ones stay findable until evicted)."""
-        sequence = self._exports.pop(request_id, None)
-        if sequence is None:
-            return False
-        self.scheduler.release_blocks(sequence)
-        return True
+        return self.scheduler.release_export(request_id)
+
+    def holds_export(self, request_id: str) -> bool:
+        """Whether the blocks of an export are still its own. From any thread: what was read of them before this said
+        True is whole."""
+        return request_id in self.scheduler.exports
 
     @torch.inference_mode()
     def step(self) -> StepResult:
@@ -271,10 +272,15 @@ class Engine:
         if finish_reason is None and not request.hand_over:
             return event
         self.counters.finished_requests += 1
-        self._remove(sequence, keep_blocks=request.hand_over)
-        if request.hand_over:
-            self._exports[request.request_id] = sequence
-        return replace(event, finish_reason=finish_reason, handed_over=request.hand_over)
+        is_kept = request.hand_over or self._is_worth_publishing(sequence)
+        self._remove(sequence, keep_blocks=is_kept)
+        return replace(event, finish_reason=finish_reason, awaits_export=is_kept)
+
+    def _is_worth_publishing(self, sequence: SequenceState) -> bool:
+        """Whether an answer that ended has filled blocks which the store has not. What is never among them is the KV of
+        the last token, which is not computed."""
+        known = sequence.request.publish_beyond_blocks
+        return known is not None and sequence.num_computed // self.block_tokens > known
 
     def _finish_reason(self, sequence: SequenceState) -> str | None:
         request, sampling = sequence.request, sequence.request.sampling

@@ -74,6 +74,9 @@ class EngineRequest:
     """The first so many tokens' KV can be had from outside (the global store or a hand-over)."""
     hand_over: bool = False
     """Stop after one token and keep the KV until it was exported (the prefill side of a disaggregated request)."""
+    publish_beyond_blocks: int | None = None
+    """The global store has so many of the first full blocks. When prompt and answer fill more, the KV is kept after the
+    last token until it was exported, or its blocks are needed. None: nothing is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +93,5 @@ class TokenEvent:
     cached_tokens: int | None = None
     """Set on the first token of an answer: prompt tokens whose KV was found and not computed."""
     error: str | None = None
-    handed_over: bool = False
-    """The KV waits for its export under this request id."""
+    awaits_export: bool = False
+    """The KV is kept for its export under this request id."""

@@ -5,12 +5,15 @@ by more than one budget of prefill; then prefill chunks of running and newly adm
 a running sequence needs a block and none is free, the latest arrival is preempted: its blocks go back, its tokens stay,
 and it recomputes them (or finds them cached) when it is admitted again. The earliest arrival is therefore never
 preempted for long, and two generations that do not fit together both finish.
+
+Answers that have ended and are being published hold blocks too, but nobody waits for them: whoever needs blocks takes
+theirs, oldest answer first, before it waits or has another sequence preempted (ours).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from actors.engine.block_manager import BlockManager
@@ -89,7 +92,11 @@ class Scheduler:
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         self.fetching: dict[str, SequenceState] = {}
+        self.exports: dict[str, SequenceState] = {}
+        """Ended sequences whose blocks are held until their KV was exported, in the order of their ends. Other threads
+        may ask whether a request is among them: as long as it is, its blocks are nobody else's."""
         self.num_preemptions = 0
+        self.num_answers_given_up = 0
         self._arrivals = 0
         self._fresh_blocks: list[int] = []
 
@@ -166,8 +173,13 @@ class Scheduler:
         chunk.sequence.num_computed += chunk.num_tokens
         self._register_full_blocks(chunk.sequence)
 
+    @property
+    def num_reclaimable(self) -> int:
+        """Blocks that nobody holds but answers being published."""
+        return self.blocks.num_freed_by(block for answer in self._answers() for block in answer.block_ids)
+
     def finish(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
-        """Takes the sequence out; its blocks go back unless they are kept for an export, whose end releases them."""
+        """Takes the sequence out; its blocks go back unless they are kept for an export (see `release_export`)."""
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is Status.FETCHING:
@@ -175,13 +187,42 @@ class Scheduler:
         elif sequence.status is Status.RUNNING:
             self.running.remove(sequence)
         sequence.status = Status.FINISHED
-        if not keep_blocks:
-            self.release_blocks(sequence)
+        if keep_blocks:
+            self.exports[sequence.request_id] = sequence
+        else:
+            self._release_blocks(sequence)
 
-    def release_blocks(self, sequence: SequenceState) -> None:
-        """Gives the sequence's blocks back; harmless when it holds none."""
+    def release_export(self, request_id: str) -> bool:
+        """An export ended, well or not: its blocks go back. False when there is none of this request."""
+        sequence = self.exports.pop(request_id, None)  # first: from here on its blocks may be another's
+        if sequence is None:
+            return False
+        self._release_blocks(sequence)
+        return True
+
+    def _release_blocks(self, sequence: SequenceState) -> None:
         self.blocks.release(sequence.block_ids)
         sequence.block_ids = []
+
+    def _answers(self) -> Iterable[SequenceState]:
+        """Ended answers that are being published, oldest end first."""
+        return (sequence for sequence in self.exports.values() if not sequence.request.hand_over)
+
+    def _give_up_answers(self, shortage: int, spared: Collection[int] = ()) -> None:
+        """Ends publications, oldest first, until `shortage` more blocks can be had beside those `spared`. None of them
+        when all together would not do: then there is something else to wait for."""
+        given_up: list[str] = []
+        blocks: list[int] = []
+        for answer in self._answers():
+            given_up.append(answer.request_id)
+            blocks += [block for block in answer.block_ids if block not in spared]
+            if self.blocks.num_freed_by(blocks) >= shortage:
+                break
+        else:
+            return
+        for request_id in given_up:
+            self.release_export(request_id)
+        self.num_answers_given_up += len(given_up)
 
     def _has_running_slot(self) -> bool:
         return len(self.running) + len(self.fetching) < self.settings.max_running_requests
@@ -198,6 +239,9 @@ class Scheduler:
         needed = -(-sequence.num_tokens // block_tokens) - len(hit)
         # One block of growth for each running sequence, so that an admission does not cause a preemption at once.
         reserve = len(self.running) + len(self.fetching)
+        shortage = needed + reserve - (self.blocks.num_available - self.blocks.num_cached_among(hit))
+        if shortage > 0:
+            self._give_up_answers(shortage, spared=set(hit))
         if needed + reserve > self.blocks.num_available - self.blocks.num_cached_among(hit):
             return False
         self.blocks.share(hit)
@@ -216,6 +260,8 @@ class Scheduler:
         """Extends the sequence's blocks to hold `num_tokens`, preempting later arrivals. False when it was itself
         preempted."""
         missing = -(-num_tokens // self.settings.block_tokens) - len(sequence.block_ids)
+        if missing > self.blocks.num_available:
+            self._give_up_answers(missing - self.blocks.num_available)
         while missing > self.blocks.num_available:
             victim = max(self.running, key=lambda s: s.arrival)
             self._preempt(victim)
@@ -232,7 +278,7 @@ class Scheduler:
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
-        self.release_blocks(sequence)
+        self._release_blocks(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed = 0
         sequence.num_registered = 0

@@ -12,24 +12,19 @@ import torch
 from ray.exceptions import ActorDiedError
 
 import actors.kv_exchange
-from actors.addresses import StoreAddress
 from actors.engine.config import EngineConfig
 from actors.engine.loading import LoadedModel, load_model
 from actors.engine.page_io import read_pages
 from actors.engine.request import EngineRequest
 from actors.kv_exchange import FoundPrefix, KvExchange
 from actors.messages import HandOver
-from kv.extents import ExtentSlice, Lookup, PullReceipt, StoredPart, TailReceipt
-from kv.keys import block_keys
+from kv.extents import PullReceipt, TailReceipt
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
-from tests.engine_driver import greedy, make_prompt
+from tests.engine_driver import greedy
+from tests.plain_store import BLOCK, PROMPT, PlainStore
 from tests.plain_worker import until
 from tests.reference import FAMILIES, make_model
-
-BLOCK = 16
-PROMPT = make_prompt(3 * BLOCK + 5)
-WHOLE = PartRange(0, 3, 0, 3, 0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -37,94 +32,6 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     torch.set_num_threads(1)
     config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=32)
     return load_model(make_model(FAMILIES["llama"], tmp_path_factory.mktemp("model")), config)
-
-
-class _Method:
-    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
-        self._function = function
-
-    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._function(*arguments))
-
-
-class PlainStore:
-    """Directory and node store in one: has the three first blocks of PROMPT, and a tail."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.keys = tuple(block_keys(PROMPT, BLOCK, loaded.fingerprint, b""))
-        draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, WHOLE, self.keys, BLOCK))
-        draft.payload[:] = 1.5
-        self.part = draft.seal()
-        self.answers = asyncio.Event()
-        """Cleared: nothing is answered until it is set again."""
-        self.answers.set()
-        self.fails: Exception | None = None
-        self.has_prefix = True
-        self.lookups = 0
-        self.leases: set[int] = set()
-        self.tails = {"t"}
-        for name in (
-            "lookup",
-            "release",
-            "renew",
-            "get_parts",
-            "pull",
-            "discard_tail",
-            "claim_tail",
-            "drop_store",
-            "drop_extent",
-            "drop",
-        ):
-            setattr(self, name, _Method(getattr(self, f"_{name}")))
-
-    def address(self) -> StoreAddress:
-        return StoreAddress(self, {"s": self}, "s")
-
-    async def _answer(self) -> None:
-        await self.answers.wait()
-        if self.fails is not None:
-            raise self.fails
-
-    async def _lookup(self, keys: Sequence[bytes], lease_s: float) -> Lookup:
-        self.lookups += 1
-        await self._answer()
-        if not self.has_prefix:
-            return Lookup(None, (), 0)
-        self.leases.add(self.lookups)
-        return Lookup(self.lookups, (ExtentSlice("e", "s", 0, 3, (StoredPart("p", WHOLE),)),), 3)
-
-    async def _release(self, lease_id: int) -> None:
-        self.leases.discard(lease_id)
-
-    async def _renew(self, lease_ids: Sequence[int], lease_s: float) -> list[int]:
-        await self._answer()
-        return [lease_id for lease_id in lease_ids if lease_id in self.leases]
-
-    async def _get_parts(self, part_ids: Sequence[str]) -> list[asyncio.Future[Any]]:
-        async def part() -> Any:
-            await self._answer()
-            return self.part
-
-        return [asyncio.ensure_future(part()) for _ in part_ids]
-
-    async def _pull(self, *_: Any) -> PullReceipt:
-        await self._answer()
-        return PullReceipt(3, None)
-
-    async def _discard_tail(self, tail_id: str) -> None:
-        self.tails.discard(tail_id)
-
-    async def _claim_tail(self, tail_id: str) -> None:
-        self.tails.discard(tail_id)
-
-    async def _drop_extent(self, _: str) -> None:
-        pass
-
-    async def _drop_store(self, _: str) -> None:
-        pass
-
-    async def _drop(self, _: Sequence[str]) -> None:
-        pass
 
 
 def hand_over() -> HandOver:

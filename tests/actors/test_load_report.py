@@ -85,3 +85,13 @@ def test_a_handed_over_request_holds_blocks_and_is_no_pending_work(engine: Engin
     assert (load.pending_prefill_tokens, load.from_this_ingress_requests) == (0, 0)
     engine.release_export("a")
     assert report(engine, "one").live_blocks == 0
+
+
+def test_blocks_of_an_answer_being_published_are_room_for_others(engine: Engine) -> None:
+    engine.add(request("a", 50, "one", publish_beyond_blocks=2))
+    while not engine.holds_export("a"):
+        engine.step()
+    assert engine.blocks.num_live == 4
+    assert report(engine, "one").live_blocks == 0
+    engine.release_export("a")
+    engine.check_idle()

@@ -213,6 +213,29 @@ def test_aborts_at_any_moment_free_everything_on_both_sides(cell: Cell, prefill:
     assert decode.wait_end(follow_up).finish_reason == FINISH_LENGTH
 
 
+def test_aborts_around_the_end_of_an_answer_free_everything_and_lose_nothing(
+    cell: Cell, prefill: Client, decode: Client
+) -> None:
+    rng = random.Random(11)
+    before = cell.stats("decode")["published_answer_blocks"]
+    whole: list[tuple[int, ...]] = []
+    for round_ in range(5):
+        requests = []
+        for number in range(6):
+            prompt = make_prompt(50, seed=1000 + 10 * round_ + number, vocab=200)
+            requests.append(decode.submit(decode.request(prompt, max_tokens=rng.choice([16, 30, 80]))))
+        for request in rng.sample(requests, k=6):
+            if rng.random() < 0.5:
+                decode.wait_end(request)
+                whole.append((*request.prompt_token_ids, *decode.tokens(request)))
+            decode.worker.abort.remote([request.request_id])
+        cell.wait_free()
+    # An answer that had ended for its client is stored, whatever was aborted then.
+    stored = sum((len(tokens) - 1) // ENGINE.block_tokens for tokens in whole if len(tokens) > ENGINE.block_tokens)
+    assert stored > 0
+    assert cell.stats("decode")["published_answer_blocks"] - before >= stored
+
+
 def test_the_tail_of_a_hand_over_that_nobody_takes_is_freed_by_the_abort(cell: Cell, prefill: Client) -> None:
     request, hand_over = handed_over(prefill, make_prompt(100, seed=4, vocab=200))
     assert isinstance(hand_over.receipt, PullReceipt)
@@ -298,7 +321,7 @@ def test_a_blocked_engine_shows_in_the_health_check_and_is_well_afterwards(cell:
 
 
 def test_parts_are_given_of_requests_that_are_being_pulled_only(cell: Cell, prefill: Client) -> None:
-    with pytest.raises(LookupError, match="is over"):
+    with pytest.raises(LookupError, match="is not held any more"):
         ray.get(prefill.worker.export.remote("nobody", []), timeout=30)
 
 

@@ -98,6 +98,13 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def release(self, holder: int) -> None:
         self.blocks.release(self.held.pop(holder))
 
+    @rule(first=consumes(holders), second=consumes(holders))
+    def release_two(self, first: int, second: int) -> None:
+        both = self.held.pop(first) + self.held.pop(second)
+        freed, before = self.blocks.num_freed_by(both), self.blocks.num_available
+        self.blocks.release(both)
+        assert self.blocks.num_available == before + freed
+
     @rule(count=st.integers(0, 3))
     def grow(self, count: int) -> None:
         self.blocks.grow(count)

@@ -189,7 +189,7 @@ def run_to_hand_over(engine: Engine, request: EngineRequest) -> int:
     assert engine.add(request) is None
     while True:
         for event in engine.step().events:
-            assert event.handed_over
+            assert event.awaits_export
             assert event.token_id is not None
             return event.token_id
 

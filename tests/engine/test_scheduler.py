@@ -125,6 +125,83 @@ def test_fetch_of_a_request_that_is_gone_is_refused() -> None:
     assert scheduler.blocks.num_available == 16
 
 
+def finish_answer(scheduler: Scheduler, name: str, prompt: int, **more: object) -> SequenceState:
+    """An answer that ended and is being published."""
+    sequence = add(scheduler, name, prompt, **more)
+    run_step(scheduler)
+    assert sequence.status is Status.RUNNING
+    scheduler.finish(sequence, keep_blocks=True)
+    return sequence
+
+
+def test_a_waiting_request_takes_the_blocks_of_the_oldest_published_answers_it_needs() -> None:
+    scheduler = make_scheduler(8)
+    for name in "abc":
+        finish_answer(scheduler, name, 8)
+    assert (scheduler.blocks.num_live, scheduler.num_reclaimable) == (6, 6)
+    small = add(scheduler, "small", 8)
+    run_step(scheduler)  # two blocks were free
+    assert list(scheduler.exports) == ["a", "b", "c"]
+    late = add(scheduler, "late", 8)
+    run_step(scheduler)
+    assert small.status is late.status is Status.RUNNING
+    # One for the growth of "small", one to be left for it, two for the newcomer.
+    assert list(scheduler.exports) == ["c"]
+    assert scheduler.num_answers_given_up == 2
+    assert (scheduler.num_preemptions, scheduler.num_reclaimable) == (0, 2)
+
+
+def test_published_answers_are_kept_when_all_their_blocks_would_not_admit_the_request() -> None:
+    scheduler = make_scheduler(8)
+    running = add(scheduler, "running", 14)
+    run_step(scheduler)
+    finish_answer(scheduler, "a", 3)
+    waiting = add(scheduler, "waiting", 15)
+    run_step(scheduler)
+    assert waiting.status is Status.WAITING
+    assert list(scheduler.exports) == ["a"]
+    scheduler.finish(running)
+    run_step(scheduler)
+    assert waiting.status is Status.RUNNING
+    assert list(scheduler.exports) == ["a"]
+
+
+def test_blocks_that_a_request_shares_with_a_published_answer_free_nothing() -> None:
+    scheduler = make_scheduler(6)
+    finish_answer(scheduler, "old", 8, seed=1)
+    finish_answer(scheduler, "new", 8, seed=2)
+    follower = add(scheduler, "follower", 17, seed=1)  # two blocks of "old", and three of its own; two are free
+    run_step(scheduler)
+    assert follower.status is Status.RUNNING
+    assert list(scheduler.exports) == []
+    assert scheduler.blocks.num_live == 5
+
+
+def test_a_published_answer_goes_before_anybody_is_preempted() -> None:
+    scheduler = make_scheduler(7)
+    first, second = add(scheduler, "a", 4), add(scheduler, "b", 4)
+    run_step(scheduler)
+    finish_answer(scheduler, "published", 4)
+    while first.num_tokens < 13:  # their fourth blocks are taken for the 13th tokens
+        assert list(scheduler.exports) == ["published"]
+        run_step(scheduler)
+        assert first.num_tokens == second.num_tokens
+    run_step(scheduler)
+    assert (scheduler.num_answers_given_up, scheduler.num_preemptions) == (1, 1)
+
+
+def test_blocks_of_a_hand_over_are_nobody_elses_until_it_is_released() -> None:
+    scheduler = make_scheduler(4)
+    finish_answer(scheduler, "handed over", 12, hand_over=True)
+    waiting = add(scheduler, "waiting", 8)
+    assert run_step(scheduler) == []
+    assert scheduler.num_reclaimable == 0
+    assert scheduler.release_export("handed over")
+    assert not scheduler.release_export("handed over")
+    run_step(scheduler)
+    assert waiting.status is Status.RUNNING
+
+
 def test_budget_below_the_running_limit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_batch_tokens \(4\) is below max_running_requests \(8\)"):
         SchedulerSettings(BLOCK, 4, 8)
@@ -136,11 +213,13 @@ def test_budget_below_the_running_limit_is_refused() -> None:
     budget=st.integers(4, 20),
     lengths=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=8),
     aborts=st.lists(st.integers(0, 7), max_size=3),
+    published=st.sets(st.integers(0, 7)),
 )
 def test_every_request_that_fits_the_pool_ends(
-    num_blocks: int, budget: int, lengths: list[tuple[int, int]], aborts: list[int]
+    num_blocks: int, budget: int, lengths: list[tuple[int, int]], aborts: list[int], published: set[int]
 ) -> None:
-    """Progress: whatever the sizes, all requests that can run alone finish, and all blocks come back."""
+    """Progress: whatever the sizes, and however long answers are being published, all requests that can run alone
+    finish, and all blocks come back."""
     scheduler = make_scheduler(num_blocks, budget, running=4)
     goal = {}
     for index, (prompt, output) in enumerate(lengths):
@@ -156,7 +235,11 @@ def test_every_request_that_fits_the_pool_ends(
         for sequence in list(scheduler.sequences()):
             aborted = step == 3 and int(sequence.request_id) in aborts
             if aborted or sequence.num_tokens >= goal[sequence.request_id]:
-                scheduler.finish(sequence)
+                # Answers whose publication never ends by itself.
+                scheduler.finish(sequence, keep_blocks=not aborted and int(sequence.request_id) in published)
         scheduler.blocks.check_integrity()
     assert scheduler.num_unfinished == 0
+    assert scheduler.blocks.num_live == scheduler.num_reclaimable
+    for name in list(scheduler.exports):
+        assert scheduler.release_export(name)
     assert scheduler.blocks.num_live == 0

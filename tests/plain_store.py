@@ -1,0 +1,119 @@
+"""Directory and node store in one event loop, for situations that real ones cannot be brought into on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from actors.addresses import StoreAddress
+from actors.engine.loading import LoadedModel
+from kv.extents import ExtentSlice, Lookup, PullReceipt, StoredPart
+from kv.keys import block_keys
+from kv.part_range import PartRange
+from kv.parts import PartHeader, draft_part
+from tests.engine_driver import make_prompt
+
+BLOCK = 16
+PROMPT = make_prompt(3 * BLOCK + 5)
+WHOLE = PartRange(0, 3, 0, 3, 0, 2)
+"""Three blocks of all layers and heads of the small random models."""
+
+
+class _Method:
+    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
+        self._function = function
+
+    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._function(*arguments))
+
+
+class PlainStore:
+    """Directory and node store in one: has the three first blocks of PROMPT, and a tail."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._fingerprint = loaded.fingerprint
+        self.keys = self.keys_of(PROMPT)
+        draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, WHOLE, self.keys, BLOCK))
+        draft.payload[:] = 1.5
+        self.part = draft.seal()
+        self.answers = asyncio.Event()
+        """Cleared: nothing is answered until it is set again."""
+        self.answers.set()
+        self.takes_over = asyncio.Event()
+        """Cleared: pulls do not end until it is set again."""
+        self.takes_over.set()
+        self.pulled: list[tuple[str, tuple[bytes, ...], int]] = []
+        """Export id, keys and number of tokens of every pull."""
+        self.fails: Exception | None = None
+        self.has_prefix = True
+        self.lookups = 0
+        self.leases: set[int] = set()
+        self.tails = {"t"}
+        for name in (
+            "lookup",
+            "release",
+            "renew",
+            "get_parts",
+            "pull",
+            "discard_tail",
+            "claim_tail",
+            "drop_store",
+            "drop_extent",
+            "drop",
+        ):
+            setattr(self, name, _Method(getattr(self, f"_{name}")))
+
+    def keys_of(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        return tuple(block_keys(tokens, BLOCK, self._fingerprint, b""))
+
+    def address(self) -> StoreAddress:
+        return StoreAddress(self, {"s": self}, "s")
+
+    async def _answer(self) -> None:
+        await self.answers.wait()
+        if self.fails is not None:
+            raise self.fails
+
+    async def _lookup(self, keys: Sequence[bytes], lease_s: float) -> Lookup:
+        self.lookups += 1
+        await self._answer()
+        if not self.has_prefix:
+            return Lookup(None, (), 0)
+        self.leases.add(self.lookups)
+        return Lookup(self.lookups, (ExtentSlice("e", "s", 0, 3, (StoredPart("p", WHOLE),)),), 3)
+
+    async def _release(self, lease_id: int) -> None:
+        self.leases.discard(lease_id)
+
+    async def _renew(self, lease_ids: Sequence[int], lease_s: float) -> list[int]:
+        await self._answer()
+        return [lease_id for lease_id in lease_ids if lease_id in self.leases]
+
+    async def _get_parts(self, part_ids: Sequence[str]) -> list[asyncio.Future[Any]]:
+        async def part() -> Any:
+            await self._answer()
+            return self.part
+
+        return [asyncio.ensure_future(part()) for _ in part_ids]
+
+    async def _pull(self, _: Any, export_id: str, keys: Sequence[bytes], num_tokens: int, *__: Any) -> PullReceipt:
+        self.pulled.append((export_id, tuple(keys), num_tokens))
+        await self.takes_over.wait()
+        await self._answer()
+        return PullReceipt(3, None)
+
+    async def _discard_tail(self, tail_id: str) -> None:
+        self.tails.discard(tail_id)
+
+    async def _claim_tail(self, tail_id: str) -> None:
+        self.tails.discard(tail_id)
+
+    async def _drop_extent(self, _: str) -> None:
+        pass
+
+    async def _drop_store(self, _: str) -> None:
+        pass
+
+    async def _drop(self, _: Sequence[str]) -> None:
+        pass
