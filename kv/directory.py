@@ -219,18 +219,21 @@ class Directory:
         return self._holds.any_pending(keys)
 
     def adopt(self, copies: Sequence[Copy], now_s: float) -> list[str]:
-        """Make extents visible that a store has without a put: found on its disk, or moved there from DRAM.
+        """Make extents visible that a store has without a put: found on its disk, moved there from DRAM, or unknown to
+        a directory that was restarted. One that is listed already gets another copy.
 
         Returns:
-            Ids of those that were not, for the store to free: some of their blocks are visible or being put.
+            Ids of those that were not, for the store to free: some of their blocks are visible in other extents, or
+            being put.
         """
         self.sweep(now_s)
         refused = []
         added: list[tuple[_Extent, Copy]] = []
         for copy in copies:
             keys = copy.info.keys
-            known = self._holds.any_pending(keys) or any(key in self._blocks for key in keys)
-            if known or copy.info.extent_id in self._extents:
+            if self.add_copy(copy.info.extent_id, copy.tier, copy.num_bytes, now_s):
+                continue
+            if self._holds.any_pending(keys) or any(key in self._blocks for key in keys):
                 refused.append(copy.info.extent_id)
             else:
                 added.append((self._list(copy.info), copy))

@@ -66,6 +66,12 @@ class DirectoryActor:
                     return not self._is_pending(keys)
         return True
 
+    async def enroll(self, store_id: str) -> int:
+        """For a store that starts, before anything else: what an earlier process of it held is forgotten. The id of
+        this directory."""
+        self._directory.drop_store(store_id)
+        return self._id
+
     async def adopt(self, copies: Sequence[Copy]) -> list[str]:
         return self._directory.adopt(copies, time.monotonic())
 
@@ -76,7 +82,7 @@ class DirectoryActor:
         return self._directory.evict(store_id, tier, need_bytes, time.monotonic())
 
     async def keep_house(self, store_id: str) -> tuple[int, dict[Tier, list[str]]]:
-        """For a store to call now and then: the id of this directory, another after a restart, and what `expire`
+        """For a store to call now and then: the id of this directory, another one after a restart, and what `expire`
         gave."""
         return self._id, self._directory.expire(store_id, time.monotonic(), _EXPIRED_AT_A_TIME)
 

@@ -26,6 +26,10 @@ Actor: TypeAlias = Any
 """An actor's handle. Ray's own type for it knows no remote methods."""
 
 
+_Refs: TypeAlias = dict[str, ObjectRef[Any] | None]
+"""By part id; None for a part that is not in its store."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FetchedBlocks:
     """Consecutive blocks of the request, as views into the object store; it keeps them as long as this lives."""
@@ -67,18 +71,20 @@ async def fetch_parts(
     """
     deadline_s = time.monotonic() + timeout_s
     first_block = lookup.num_blocks - sum(piece.count for piece in lookup.slices)
+    answers: dict[str, asyncio.Task[_Refs]] = {}
     try:
         if len(keys) < lookup.num_blocks:
             raise ValueError(f"{len(keys)} keys were given for {lookup.num_blocks} blocks: give those of the lookup")
-        # All references at once: from then on the objects stay, whatever becomes of the lease.
-        answers = await _ask_stores(stores, lookup, deadline_s)
+        answers.update(_ask_stores(stores, lookup))
         for piece in lookup.slices:
             if piece.store_id not in stores:
                 on_miss("unknown_store")
                 return
             try:
+                answer = asyncio.shield(answers[piece.extent_id])  # other extents may wait for the same one
+                refs = await asyncio.wait_for(answer, deadline_s - time.monotonic())
                 wanted = tuple(keys[first_block : first_block + piece.count])
-                parts = await _read(answers[piece.store_id], piece, wanted, layout, fingerprint, deadline_s)
+                parts = await _read(refs, piece, wanted, layout, fingerprint, deadline_s)
             except STORE_FAILURES as error:
                 on_miss(failure_label(error))
                 _report(error, piece, directory, stores[piece.store_id])
@@ -86,6 +92,8 @@ async def fetch_parts(
             yield FetchedBlocks(first_block, piece.count, piece.first, parts)
             first_block += piece.count
     finally:
+        for task in answers.values():
+            task.cancel()
         if lookup.lease_id is not None:
             directory.release.remote(lookup.lease_id)
 
@@ -130,42 +138,48 @@ async def fetch_tail(
         return None
 
 
-async def _ask_stores(
-    stores: Mapping[str, Actor], lookup: Lookup, deadline_s: float
-) -> dict[str, dict[str, ObjectRef[Any] | None] | BaseException]:
-    """References of all parts by store and part id; the error instead where a store gave none."""
-    ids: dict[str, list[str]] = {}
+def _ask_stores(stores: Mapping[str, Actor], lookup: Lookup) -> dict[str, asyncio.Task[_Refs]]:
+    """References of each extent's parts, being asked for.
+
+    What is in DRAM is asked for at once, a call a store: from then on the objects stay, whatever becomes of the lease.
+    What has to come from a disk is a call an extent, so that the first can be used while the next is read.
+    """
+    in_dram: dict[str, list[ExtentSlice]] = {}
+    answers: dict[str, asyncio.Task[_Refs]] = {}
     for piece in lookup.slices:
-        if piece.store_id in stores:
-            ids.setdefault(piece.store_id, []).extend(part.part_id for part in piece.parts)
-    answers = await asyncio.gather(
-        *(
-            asyncio.wait_for(stores[store_id].get_parts.remote(part_ids), deadline_s - time.monotonic())
-            for store_id, part_ids in ids.items()
-        ),
-        return_exceptions=True,
-    )
-    return {
-        store_id: answer if isinstance(answer, BaseException) else dict(zip(part_ids, answer, strict=True))
-        for (store_id, part_ids), answer in zip(ids.items(), answers, strict=True)
-    }
+        if piece.store_id not in stores:
+            continue
+        if piece.tier == "dram":
+            in_dram.setdefault(piece.store_id, []).append(piece)
+        else:
+            answers[piece.extent_id] = asyncio.create_task(_refs_of(stores[piece.store_id], [piece]))
+    for store_id, pieces in in_dram.items():
+        task = asyncio.create_task(_refs_of(stores[store_id], pieces))
+        answers.update((piece.extent_id, task) for piece in pieces)
+    for task in answers.values():
+        # The error of one that nobody waits for any more is nobody's.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return answers
+
+
+async def _refs_of(store: Actor, pieces: Sequence[ExtentSlice]) -> _Refs:
+    part_ids = [part.part_id for piece in pieces for part in piece.parts]
+    return dict(zip(part_ids, await store.get_parts.remote(part_ids), strict=True))
 
 
 async def _read(
-    answer: dict[str, ObjectRef[Any] | None] | BaseException,
+    refs: _Refs,
     piece: ExtentSlice,
     keys: tuple[bytes, ...],
     layout: KvLayout,
     fingerprint: bytes,
     deadline_s: float,
 ) -> tuple[DecodedPart, ...]:
-    if isinstance(answer, BaseException):
-        raise answer
     if not covers_all_lanes(layout, (part.range for part in piece.parts)):
         raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
     parts = []
     for part in piece.parts:
-        ref = answer[part.part_id]
+        ref = refs[part.part_id]
         if ref is None:
             raise PartError("gone", f"{part.part_id} is not in its store")
         expect = PartExpectation(layout, fingerprint, part.range, keys, first_key=piece.first)

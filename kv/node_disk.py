@@ -139,18 +139,16 @@ class NodeDisk:
         return task
 
     async def list_anew(self) -> None:
-        """Tells a directory that knows nothing what is here. It knows already what is in DRAM."""
-        unknown = []
-        for extent_id, entry in list(self._extents.items()):
-            if not await ask(self._directory.add_copy.remote(extent_id, "disk", entry.num_bytes)):
-                unknown.append(Copy(entry.info, "disk", entry.num_bytes))
-        await self._remove(await ask(self._directory.adopt.remote(unknown)))
+        """Tells a directory that may know nothing what is here."""
+        copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in self._extents.values()]
+        await self._remove(await ask(self._directory.adopt.remote(copies)))
 
     def stats(self) -> DiskStats:
         counts = self._counts
         return DiskStats(
             limit_bytes=self._tier.limit_bytes,
             used_bytes=self._tier.used_bytes,
+            other_bytes=self._tier.other_bytes,
             num_extents=len(self._extents),
             num_queued_extents=len(self._queue),
             is_scanned=self._scanned.is_set(),
@@ -162,7 +160,7 @@ class NodeDisk:
             num_read_extents=counts["read_extents"],
             read_bytes=counts["read_bytes"],
             num_promoted_extents=counts["promoted_extents"],
-            refusals=dict(self._refusals),
+            refusals=dict(+self._refusals),
         )
 
     async def set_limit(self, limit_bytes: int) -> None:
@@ -276,12 +274,13 @@ class NodeDisk:
                         self._dram.ledger.remove_extent(extent_id)
                 await asyncio.to_thread(self._tier.touch, _hex(extent_id))
             except PartError as error:
-                logger.warning("the file of extent %s is broken: %s", extent_id, error)
+                logger.warning("the file of extent %s cannot be used: %s", extent_id, error)
                 self._refusals[failure_label(error)] += 1
-                # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
-                self._drop([extent_id])
-                await self._remove([extent_id])
-                self._directory.drop_extent.remote(extent_id)
+                if error.reason != "unreadable":  # which may pass: too many open files, say
+                    # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
+                    self._drop([extent_id])
+                    await self._remove([extent_id])
+                    self._directory.drop_extent.remote(extent_id)
                 return None
             except STORE_FAILURES as error:
                 self._refusals[failure_label(error)] += 1
@@ -304,9 +303,11 @@ class NodeDisk:
                 await self._remove(gone)
 
     async def _remove(self, extent_ids: Iterable[str]) -> None:
+        """Deletes files. One that the file system does not let go of takes its bytes of the limit until a restart."""
         gone = [extent_id for extent_id in extent_ids if self._extents.pop(extent_id, None) is not None]
         if gone:
-            await asyncio.to_thread(lambda: [self._tier.remove(_hex(extent_id)) for extent_id in gone])
+            removed = await asyncio.to_thread(lambda: [self._tier.remove(_hex(extent_id)) for extent_id in gone])
+            self._refusals["disk_remove"] += removed.count(False)
 
     async def _scan(self) -> None:
         """Lists what an earlier run left. Until it is done nothing is written: there may be no room yet."""

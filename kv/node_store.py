@@ -65,10 +65,13 @@ class NodeStore:
         self._directory = directory
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
+        # What an earlier process of this store had in DRAM is lost with it. Waited for, since calls of an actor may
+        # overtake one another. A directory that does not answer now is told everything when it does.
         self._directory_id: int | None = None
-        # What an earlier process of this store owned is lost with it. No need to wait: a directory that this does not
-        # reach, or reaches late, lists too little of us at worst.
-        directory.drop_store.remote(store_id)
+        try:
+            self._directory_id = await ask(directory.enroll.remote(store_id))
+        except STORE_FAILURES as error:
+            logger.warning("the directory does not answer a store that starts: %s", error)
         self._dram = DramTier(store_id, directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
         self._puller = Puller(store_id, directory, self._dram, pulls, self._stored)
@@ -103,8 +106,8 @@ class NodeStore:
         if self._disk is not None:
             for extent_id in {_extent_of(part_id) for part_id, ref in refs.items() if ref is not None}:
                 self._disk.used(extent_id)
-            wanted = {_extent_of(part_id) for part_id, ref in refs.items() if ref is None}
-            for extent_id, parts in zip(wanted, await self._read(sorted(wanted)), strict=True):
+            wanted = list({_extent_of(part_id): None for part_id, ref in refs.items() if ref is None})
+            for extent_id, parts in zip(wanted, await self._read(wanted), strict=True):
                 refs.update((f"{extent_id}/{index}", ref) for index, ref in enumerate(parts or ()))
         self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
         return [refs[part_id] for part_id in part_ids]
@@ -202,18 +205,17 @@ class NodeStore:
                 self._dram.drop(gone["dram"])
                 if self._disk is not None:
                     await self._disk.drop(gone["disk"])
-                if self._directory_id not in (None, directory_id):
+                if self._directory_id != directory_id:
                     await self._list_anew()
                 self._directory_id = directory_id
             except STORE_FAILURES as error:
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
     async def _list_anew(self) -> None:
-        refused = await ask(self._directory.adopt.remote(self._dram.copies()))
-        self._dram.drop(refused)
+        self._dram.drop(await ask(self._directory.adopt.remote(self._dram.copies())))
         if self._disk is not None:
             await self._disk.list_anew()
-        logger.warning("the directory was restarted; what the store of node %s has is listed anew", self._store_id)
+        logger.warning("the directory is a new one; what the store of node %s has is listed anew", self._store_id)
 
 
 def _extent_of(part_id: str) -> str:

@@ -12,6 +12,8 @@ class DiskStats:
     limit_bytes: int
     used_bytes: int
     """All that lies in the folder, and what is reserved for writes under way."""
+    other_bytes: int
+    """Of these, what is no extent, so that no eviction frees it."""
     num_extents: int
     num_queued_extents: int
     """That wait to be written."""

@@ -233,3 +233,17 @@ def eventually(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen"
         time.sleep(0.02)
+
+
+def crash(actor: Any) -> None:
+    """Kills an actor that Ray starts again, and waits until it has."""
+
+    def pid() -> int | None:
+        try:
+            return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=5))
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return None
+
+    before = pid()
+    ray.kill(actor, no_restart=False)
+    eventually(lambda: pid() not in (before, None))

@@ -220,6 +220,14 @@ class DirectoryMachine(RuleBasedStateMachine):
         if tier not in extent.copies:
             self.add_copy_to_model(extent.info, tier, 16)
 
+    @precondition(lambda self: self.extents)
+    @rule(tier=st.sampled_from(TIERS), data=st.data())
+    def adopt_what_is_listed(self, tier: Tier, data: st.DataObject) -> None:
+        extent = self.extents[data.draw(st.sampled_from(sorted(self.extents)))]
+        assert self.directory.adopt([Copy(extent.info, tier, 16)], self.now_s) == []
+        if tier not in extent.copies:
+            self.add_copy_to_model(extent.info, tier, 16)
+
     @rule(tier=st.sampled_from(TIERS))
     def add_copy_of_an_unknown_extent(self, tier: Tier) -> None:
         assert not self.directory.add_copy("never heard of", tier, 16, self.now_s)

@@ -27,6 +27,7 @@ from tests.store_cell import (
     Worker,
     chain,
     claim,
+    crash,
     eventually,
     fetch,
     get,
@@ -453,12 +454,13 @@ def test_a_slow_reader_keeps_its_blocks_after_lease_and_extent_are_gone(setup: S
     assert setup.visible(keys) == 0
 
 
-def test_after_a_restart_of_the_directory_the_store_makes_room_again(setup: Setup, worker: Any) -> None:
+def test_a_restarted_directory_is_told_what_the_store_has(setup: Setup, worker: Any) -> None:
     store = setup.store(2 * MIB)
     pull(store, worker, chain("a", 24))
-    restart(setup.directory)
-    assert setup.visible(chain("a", 24)) == 0
+    crash(setup.directory)
+    eventually(lambda: setup.visible(chain("a", 24)) == 24)
     assert pull(store, worker, chain("b", 24)) == PullReceipt(24, None)
+    assert setup.visible(chain("a", 24)) == 0
     assert stats_of(store).num_extents == 2
     assert_nothing_pending(setup, store)
 
@@ -475,22 +477,10 @@ def test_a_restarted_store_starts_empty(setup: Setup, worker: Any) -> None:
     store = setup.start(cast(Any, NodeStore).options(max_restarts=1), ("s", setup.directory, 8 * MIB))
     keys = chain("a", 12)
     pull(store, worker, keys)
-    restart(store)
+    crash(store)
     eventually(lambda: setup.visible(keys) == 0)
     assert pull(store, worker, keys) == PullReceipt(12, None)
 
 
 def test_parts_that_are_not_there_have_no_reference(setup: Setup) -> None:
     assert get(setup.store().get_parts.remote(["s/x/0", "s/x/1"])) == [None, None]
-
-
-def restart(actor: Any) -> None:
-    def pid() -> int | None:
-        try:
-            return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=5))
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-            return None
-
-    before = pid()
-    ray.kill(actor, no_restart=False)
-    eventually(lambda: pid() not in (before, None))
