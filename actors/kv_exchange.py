@@ -19,13 +19,17 @@ from actors.addresses import StoreAddress
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import read_pages, write_pages
 from actors.engine.request import EngineRequest
+from actors.fetch_rates import FetchRates
 from actors.messages import HandOver
 from kv.extents import Lookup, PullReceipt, TailReceipt
 from kv.fetch import fetch_parts, fetch_tail
+from kv.fetch_choice import FetchRun, runs_of, tokens_that_may_pay, tokens_to_fetch
 from kv.keys import block_keys
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
 from kv.ray_failures import STORE_FAILURES, failure_label
+
+_TIMEOUT = failure_label(TimeoutError())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +41,30 @@ class FoundPrefix:
     tail: TailReceipt | None
     num_tokens: int
     """Tokens whose KV can be fetched."""
+    is_handed_over: bool
+    """All of it is fetched, however long that takes: a decode worker is not there to compute prompts."""
 
 
 class KvExchange:
     """One worker's. Used from the worker's event loop; copies run in other threads."""
 
-    def __init__(self, loaded: LoadedModel, lease_s: float, fetch_timeout_s: float, publish_timeout_s: float) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        rates: FetchRates,
+        *,
+        lease_s: float,
+        fetch_timeout_s: float,
+        publish_timeout_s: float,
+    ) -> None:
         """`publish_timeout_s`: above what a pull takes whose own time limits all run out, since it is for a store that
         answers nothing at all."""
         self.misses: Counter[str] = Counter()
         """By metric label: why something was not fetched or not stored."""
+        self.num_declined_tokens = 0
+        """Found, and not fetched because computing them is faster."""
+        self.rates = rates
+        """Fed by every fetch."""
         self._loaded = loaded
         self._lease_s = lease_s
         self._fetch_timeout_s = fetch_timeout_s
@@ -68,8 +86,8 @@ class KvExchange:
         return num_blocks * self._loaded.layout.block_tokens
 
     async def find(self, request: EngineRequest, hand_over: HandOver | None) -> FoundPrefix | None:
-        """Looks up and leases the longest prefix of the request's tokens, and its tail when it is handed over. A tail
-        that is of no use, since what comes before it is not there, is freed."""
+        """Looks up and leases the longest prefix of the request's tokens that is worth its fetch, and its tail when it
+        is handed over. A tail that is of no use, since what comes before it is not there, is freed."""
         found, tail = None, tail_of(hand_over)
         try:
             found = await self._find(request, hand_over, tail)
@@ -89,14 +107,34 @@ class KvExchange:
         keys = tuple(block_keys(tokens[:-1], layout.block_tokens, self._loaded.fingerprint, request.salt))
         lookup = Lookup(lease_id=None, slices=(), num_blocks=0)
         if keys:
-            found = await self._lookup(self._store.directory, keys)
-            if found is None:
+            answer = await self._lookup(self._store.directory, keys)
+            if answer is None:
                 return None
-            lookup = found
+            lookup = answer
+        is_handed_over = hand_over is not None
         if hand_over is not None and tail is not None and lookup.num_blocks == len(keys):
-            return FoundPrefix(keys, lookup, tail, hand_over.num_tokens)
-        num_tokens = self.tokens_in(lookup.num_blocks)
-        return FoundPrefix(keys, lookup, None, num_tokens) if num_tokens else None
+            found = FoundPrefix(keys, lookup, tail, hand_over.num_tokens, is_handed_over)
+        else:
+            if not is_handed_over:
+                # What the worker has itself is not known yet; `fetch` will choose among the rest.
+                runs = runs_of(lookup, layout)
+                lookup = self._shortened(lookup, 0, runs, tokens_that_may_pay(runs, self.rates.costs()))
+            found = FoundPrefix(keys, lookup, None, self.tokens_in(lookup.num_blocks), is_handed_over)
+        if found.num_tokens == 0:
+            self.give_up(found)
+            return None
+        self._prefetch(found.lookup)
+        return found
+
+    def _prefetch(self, lookup: Lookup) -> None:
+        """Has what lies on disks brought to DRAM while the request waits its turn. Does not wait."""
+        on_disk: dict[str, list[str]] = {}
+        for piece in lookup.slices:
+            if piece.tier == "disk":
+                on_disk.setdefault(piece.store_id, []).extend(part.part_id for part in piece.parts)
+        for store_id, part_ids in on_disk.items():
+            if self._store is not None and store_id in self._store.stores:
+                self._store.stores[store_id].prefetch.remote(part_ids)
 
     async def _lookup(self, directory: Any, keys: Sequence[bytes]) -> Lookup | None:
         """None when the directory cannot be asked. A lease that it grants too late, to a caller that has given up or
@@ -127,6 +165,8 @@ class KvExchange:
             block_ids: all the request's blocks; nobody else touches their pages until this returns.
             first_token: a multiple of the block size. The KV of the tokens before it is in the blocks already.
 
+        Where computing is faster than fetching, from some place on, the rest is left to be computed.
+
         Returns:
             The KV of so many tokens, counted from the request's first, is in place: at least `first_token`, and fewer
             than were found when something could not be had.
@@ -136,14 +176,20 @@ class KvExchange:
         store, layout, fingerprint = self._store, self._loaded.layout, self._loaded.fingerprint
         first_block = first_token // layout.block_tokens
         lookup = _without_leading(found.lookup, first_block)
+        runs = runs_of(lookup, layout, first_block)
+        if not found.is_handed_over:
+            lookup = self._shortened(lookup, first_block, runs, tokens_to_fetch(runs, self.rates.costs()))
+            runs = runs[: len(lookup.slices)]
         done_blocks = first_block
         tail = found.tail
+        failures: list[str] = []
+        started_s = asyncio.get_running_loop().time()
         try:
             if store is None:
                 return first_token
             blocks = fetch_parts(
                 store.directory, store.stores, lookup, found.keys, layout, fingerprint,
-                timeout_s=self._fetch_timeout_s, on_miss=self._miss,
+                timeout_s=self._fetch_timeout_s, on_miss=failures.append,
             )  # fmt: skip
             async with aclosing(blocks) as pieces:
                 async for piece in pieces:
@@ -154,6 +200,8 @@ class KvExchange:
                         payload = part.payload[piece.first + skipped : piece.first + piece.num_blocks]
                         await self._write(wanted, block_ids[piece.first_block + skipped : stop], payload)
                     done_blocks = stop
+            if set(failures) <= {_TIMEOUT}:  # whatever else goes wrong says nothing of how fast a tier is
+                self.rates.fetched(runs, asyncio.get_running_loop().time() - started_s)
             done_tokens = done_blocks * layout.block_tokens
             if tail is not None and done_blocks == layout.full_blocks(found.num_tokens):
                 claimed, tail = tail, None
@@ -163,6 +211,7 @@ class KvExchange:
             self._miss(failure_label(error))
             return done_blocks * layout.block_tokens
         finally:
+            self.misses.update(failures)
             self._leases.discard(found.lookup.lease_id or 0)
             self.discard_tail(tail)
 
@@ -221,6 +270,23 @@ class KvExchange:
             read_pages(self._loaded, part, block_ids, draft.payload)
             parts.append(draft.seal())
         return parts
+
+    def _shortened(self, lookup: Lookup, first_block: int, runs: Sequence[FetchRun], num_tokens: int) -> Lookup:
+        """The lookup, whose slices give `runs` from `first_block` on, without what follows their first `num_tokens`
+        tokens; that is declined. The lease stays on all of it."""
+        declined = list(runs)
+        slices = list(lookup.slices)
+        while num_tokens:
+            num_tokens -= declined.pop(0).num_tokens
+        del slices[len(runs) - len(declined) :]
+        num_declined = sum(run.num_tokens for run in declined)
+        self.num_declined_tokens += num_declined
+        self.rates.declined(declined)
+        return replace(
+            lookup,
+            slices=tuple(slices),
+            num_blocks=lookup.num_blocks - num_declined // self._loaded.layout.block_tokens,
+        )
 
     async def _fetch_tail(
         self, store: StoreAddress, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int], done_tokens: int

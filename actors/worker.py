@@ -48,6 +48,7 @@ class Worker:
         """Loads the model and starts the engine. Raises what is wrong with model or settings."""
         # Imported here, not above: the replica's shell imports this module for its class and needs no torch.
         from actors.engine_thread import EngineThread
+        from actors.fetch_rates import FetchRates
         from actors.kv_exchange import KvExchange
         from actors.load_report import LoadSnapshot
         from actors.request_tracker import RequestTracker
@@ -63,8 +64,9 @@ class Worker:
         self._engine = await asyncio.to_thread(_make_engine, settings)
         self._exchange = KvExchange(
             self._engine.loaded,
-            settings.lease_s,
-            settings.fetch_timeout_s,
+            FetchRates(lambda: self._rate.per_s),
+            lease_s=settings.lease_s,
+            fetch_timeout_s=settings.fetch_timeout_s,
             publish_timeout_s=_PULL_STEPS * settings.pull_timeout_s,
         )
         self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
@@ -114,7 +116,7 @@ class Worker:
         report."""
         message = await self._outbox.collect(owner, timeout_s)
         message.load = self._snapshot.report(
-            self._worker_id, self._settings.epoch, self._settings.role, self._rate.tokens_per_s, owner
+            self._worker_id, self._settings.epoch, self._settings.role, self._rate.per_s, owner
         )
         return message
 
@@ -175,6 +177,8 @@ class Worker:
             **self._requests.counts,
             "pid": os.getpid(),
             "tracked_requests": len(self._requests),
+            "fetch_declined_tokens": self._exchange.num_declined_tokens,
+            "fetch_bytes_per_s": self._exchange.rates.bytes_per_s(),
             "store_misses": dict(self._exchange.misses),
         }
 

@@ -1,4 +1,4 @@
-"""What a worker reports about itself, and the rate at which it prefills.
+"""What a worker reports about itself, and how it estimates its rates.
 
 A report travels with every message of tokens, so an ingress always decides on figures as young as the last token it
 got. Policies read reports; nothing here has a clock, so times come in as arguments.
@@ -78,51 +78,52 @@ _COUNTS: Final = (
 
 
 class RateEstimate:
-    """Prefill rate of one worker, in tokens/s: an exponentially weighted mean of seconds per token, weighted by tokens.
+    """How fast a worker prefills, in tokens/s, or fetches, in bytes/s: an exponentially weighted mean of seconds per
+    unit, weighted by units.
 
-    It starts at a configured prior, which loses half of its weight with every `half_life_tokens` tokens measured. The
-    mean is over *seconds per token*, because what dispatch wants to know is how long a number of tokens will take; and
-    weighted by tokens, so that a chunk of 8 tokens says less than one of 2,048, and it does not matter into which steps
-    a prompt is cut.
+    It starts at a prior, which loses half of its weight with every `half_life` units measured. The mean is over
+    *seconds per token*, because what dispatch wants to know is how long a number of tokens will take; and weighted by
+    tokens, so that a chunk of 8 tokens says less than one of 2,048, and it does not matter into which steps a prompt is
+    cut.
 
     The first steps of a fresh worker (pages not yet touched, kernels not yet compiled) can be a hundred times too slow,
     and an ingress that believed them would starve that worker. So a sample never counts as slower than `SLOWEST_SAMPLE`
     times the estimate: over one half-life the estimate can at most halve or double, in both directions (ours).
 
     Args:
-        prior: tokens/s to start from.
-        half_life_tokens: tokens after which old measurements have half their weight.
+        prior: units/s to start from.
+        half_life: units after which old measurements have half their weight.
 
     Raises:
         ValueError: either argument is not finite and above zero.
     """
 
-    def __init__(self, prior: float, half_life_tokens: float) -> None:
-        for name, value in (("prior", prior), ("half_life_tokens", half_life_tokens)):
+    def __init__(self, prior: float, half_life: float) -> None:
+        for name, value in (("prior", prior), ("half_life", half_life)):
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} is {value}; it must be finite and above 0")
-        self._s_per_token = 1.0 / prior
-        self._half_life_tokens = half_life_tokens
+        self._s_per_unit = 1.0 / prior
+        self._half_life = half_life
 
     @property
-    def tokens_per_s(self) -> float:
+    def per_s(self) -> float:
         """The estimate. Always finite and above zero."""
-        return 1.0 / self._s_per_token
+        return 1.0 / self._s_per_unit
 
-    def update(self, tokens: int, seconds: float) -> None:
-        """Take in that `tokens` prompt tokens took `seconds`.
+    def update(self, amount: int, seconds: float) -> None:
+        """Take in that `amount` units took `seconds`.
 
-        A step without prompt tokens, or one too short for the clock, says nothing about the rate and changes nothing.
+        Nothing done, or done in a time too short for the clock, says nothing about the rate and changes nothing.
 
         Raises:
-            ValueError: a negative number of tokens, or seconds that are negative or not finite.
+            ValueError: a negative amount, or seconds that are negative or not finite.
         """
-        if tokens < 0:
-            raise ValueError(f"tokens is {tokens}; it must be 0 or more")
+        if amount < 0:
+            raise ValueError(f"amount is {amount}; it must be 0 or more")
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds is {seconds}; it must be finite and 0 or more")
-        if tokens == 0 or seconds == 0:
+        if amount == 0 or seconds == 0:
             return
-        kept = 0.5 ** (tokens / self._half_life_tokens)
-        sample = min(seconds / tokens, SLOWEST_SAMPLE * self._s_per_token)
-        self._s_per_token = kept * self._s_per_token + (1.0 - kept) * sample
+        kept = 0.5 ** (amount / self._half_life)
+        sample = min(seconds / amount, SLOWEST_SAMPLE * self._s_per_unit)
+        self._s_per_unit = kept * self._s_per_unit + (1.0 - kept) * sample

@@ -12,12 +12,11 @@ from kv.extents import ExtentSlice, Lookup, PullReceipt, StoredPart
 from kv.keys import block_keys
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
+from kv.tiers import Tier
 from tests.engine_driver import make_prompt
 
 BLOCK = 16
 PROMPT = make_prompt(3 * BLOCK + 5)
-WHOLE = PartRange(0, 3, 0, 3, 0, 2)
-"""Three blocks of all layers and heads of the small random models."""
 
 
 class _Method:
@@ -29,14 +28,28 @@ class _Method:
 
 
 class PlainStore:
-    """Directory and node store in one: has the three first blocks of PROMPT, and a tail."""
+    """Directory and node store in one: has the three first blocks of PROMPT, and a tail.
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    The blocks lie in as many extents as `tiers` are given: 3 in one, or 1 in each of three. Extent i holds the number
+    1.5 + i everywhere.
+    """
+
+    def __init__(self, loaded: LoadedModel, tiers: Sequence[Tier] = ("dram",)) -> None:
         self._fingerprint = loaded.fingerprint
         self.keys = self.keys_of(PROMPT)
-        draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, WHOLE, self.keys, BLOCK))
-        draft.payload[:] = 1.5
-        self.part = draft.seal()
+        self.parts: dict[str, Any] = {}
+        self.slices: list[ExtentSlice] = []
+        count = 3 // len(tiers)
+        for number, tier in enumerate(tiers):
+            whole = PartRange(number * count, count, 0, 3, 0, 2)  # layers and heads of the small random models
+            keys = self.keys[number * count : (number + 1) * count]
+            draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, whole, keys, BLOCK))
+            draft.payload[:] = 1.5 + number
+            self.parts[f"p{number}"] = draft.seal()
+            self.slices.append(ExtentSlice(f"e{number}", "s", 0, count, (StoredPart(f"p{number}", whole),), tier))
+        self.prefetched: list[str] = []
+        self.got: list[str] = []
+        """Parts that were asked for."""
         self.answers = asyncio.Event()
         """Cleared: nothing is answered until it is set again."""
         self.answers.set()
@@ -55,6 +68,7 @@ class PlainStore:
             "release",
             "renew",
             "get_parts",
+            "prefetch",
             "pull",
             "discard_tail",
             "claim_tail",
@@ -81,7 +95,7 @@ class PlainStore:
         if not self.has_prefix:
             return Lookup(None, (), 0)
         self.leases.add(self.lookups)
-        return Lookup(self.lookups, (ExtentSlice("e", "s", 0, 3, (StoredPart("p", WHOLE),)),), 3)
+        return Lookup(self.lookups, tuple(self.slices), 3)
 
     async def _release(self, lease_id: int) -> None:
         self.leases.discard(lease_id)
@@ -91,11 +105,15 @@ class PlainStore:
         return [lease_id for lease_id in lease_ids if lease_id in self.leases]
 
     async def _get_parts(self, part_ids: Sequence[str]) -> list[asyncio.Future[Any]]:
-        async def part() -> Any:
+        async def part(part_id: str) -> Any:
             await self._answer()
-            return self.part
+            return self.parts[part_id]
 
-        return [asyncio.ensure_future(part()) for _ in part_ids]
+        self.got += part_ids
+        return [asyncio.ensure_future(part(part_id)) for part_id in part_ids]
+
+    async def _prefetch(self, part_ids: Sequence[str]) -> None:
+        self.prefetched += part_ids
 
     async def _pull(self, _: Any, export_id: str, keys: Sequence[bytes], num_tokens: int, *__: Any) -> PullReceipt:
         self.pulled.append((export_id, tuple(keys), num_tokens))

@@ -16,11 +16,14 @@ from actors.engine.config import EngineConfig
 from actors.engine.loading import LoadedModel, load_model
 from actors.engine.page_io import read_pages
 from actors.engine.request import EngineRequest
+from actors.fetch_rates import FetchRates
 from actors.kv_exchange import FoundPrefix, KvExchange
 from actors.messages import HandOver
 from kv.extents import PullReceipt, TailReceipt
+from kv.fetch_choice import FetchRun
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
+from kv.tiers import Tier
 from tests.engine_driver import greedy
 from tests.plain_store import BLOCK, PROMPT, PlainStore
 from tests.plain_worker import until
@@ -43,13 +46,18 @@ REQUEST = EngineRequest("r", PROMPT, greedy(4))
 FOLLOW_UP = EngineRequest("r", PROMPT, greedy(4), output_token_ids=(7,))
 
 
+def make_exchange(loaded: LoadedModel, timeout_s: float = 1000.0, prefill_tokens_per_s: float = 1000.0) -> KvExchange:
+    rates = FetchRates(lambda: prefill_tokens_per_s)
+    return KvExchange(loaded, rates, lease_s=30.0, fetch_timeout_s=timeout_s, publish_timeout_s=timeout_s)
+
+
 def run(
     loaded: LoadedModel, body: Callable[[KvExchange, PlainStore], Awaitable[None]], *, timeout_s: float = 1000.0
 ) -> None:
     async def limited() -> None:
         async with asyncio.timeout(30):
             store = PlainStore(loaded)
-            exchange = KvExchange(loaded, lease_s=30.0, fetch_timeout_s=timeout_s, publish_timeout_s=timeout_s)
+            exchange = make_exchange(loaded, timeout_s)
             exchange.use_store(store.address())
             await body(exchange, store)
 
@@ -75,6 +83,104 @@ def test_a_prefix_is_found_and_brought_into_the_pages_of_the_request(loaded: Loa
         assert exchange.misses == {}
 
     run(loaded, body)
+
+
+MIXED: tuple[Tier, ...] = ("dram", "disk", "dram")
+
+
+def slow_disk(rates: FetchRates, bytes_per_s: float) -> None:
+    for _ in range(400):
+        rates.fetched([FetchRun(1, 8 << 20, "disk")], (8 << 20) / bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("held", "prefill_tokens_per_s", "fetched", "declined"),
+    [
+        # Of a block: 16 ms to compute and half a second from the disk.
+        (0, 1000.0, 1, 2),
+        (BLOCK, 1000.0, 1, 2),
+        (2 * BLOCK, 1000.0, 3, 0),
+        (0, 10.0, 3, 0),
+        (0, 1e9, 0, 3),
+    ],
+)
+def test_what_is_computed_faster_is_not_fetched(
+    loaded: LoadedModel, held: int, prefill_tokens_per_s: float, fetched: int, declined: int
+) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store = PlainStore(loaded, MIXED)
+        exchange = make_exchange(loaded, prefill_tokens_per_s=prefill_tokens_per_s)
+        exchange.use_store(store.address())
+        slow_disk(exchange.rates, 2 * loaded.layout.block_bytes)
+        found = await exchange.find(REQUEST, None)
+        if found is None:
+            assert fetched == 0
+        else:
+            assert await exchange.fetch(found, [4, 9, 2, 7], held) == max(held, fetched * BLOCK)
+            assert sorted(store.got) == [f"p{number}" for number in range(held // BLOCK, fetched)]
+        assert exchange.num_declined_tokens == declined * BLOCK
+        await until(lambda: not store.leases)
+        assert exchange._leases == set()
+        assert exchange.misses == {}
+
+    run(loaded, body)
+
+
+def test_what_was_handed_over_is_fetched_however_slow_that_is(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store = PlainStore(loaded, MIXED)
+        exchange = make_exchange(loaded, prefill_tokens_per_s=1e9)
+        exchange.use_store(store.address())
+        slow_disk(exchange.rates, 1000.0)
+        without_tail = HandOver("r", len(PROMPT), None)
+        found = await exchange.find(FOLLOW_UP, without_tail)
+        assert found is not None
+        assert await exchange.fetch(found, [4, 9, 2, 7], 0) == 3 * BLOCK
+        assert exchange.num_declined_tokens == 0
+
+    run(loaded, body)
+
+
+def test_only_what_lies_on_a_disk_and_is_worth_it_is_prefetched(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        store = PlainStore(loaded, ("dram", "disk", "disk"))
+        exchange.use_store(store.address())
+        found = await exchange.find(REQUEST, None)
+        assert found is not None
+        await until(lambda: store.prefetched == ["p1", "p2"])
+        assert store.got == []
+        exchange.give_up(found)
+
+        store.prefetched.clear()
+        exchange = make_exchange(loaded, prefill_tokens_per_s=1000.0)
+        exchange.use_store(store.address())
+        slow_disk(exchange.rates, 1000.0)
+        assert await exchange.find(REQUEST, None) is not None
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert store.prefetched == []
+
+    run(loaded, body)
+
+
+@pytest.mark.parametrize(("trouble", "is_measured"), [(None, True), ("damage", False), ("silence", True)])
+def test_a_fetch_that_came_or_timed_out_is_measured(
+    loaded: LoadedModel, trouble: str | None, is_measured: bool
+) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        before = exchange.rates.bytes_per_s()
+        found = await exchange.find(REQUEST, None)
+        assert found is not None
+        if trouble == "damage":
+            store.parts["p0"][-100] ^= 1
+        elif trouble == "silence":
+            store.answers.clear()
+        await exchange.fetch(found, [4, 9, 2, 7], 0)
+        now = exchange.rates.bytes_per_s()
+        assert now["disk"] == before["disk"]
+        assert (now["dram"] != before["dram"]) == is_measured
+
+    run(loaded, body, timeout_s=0.2 if trouble == "silence" else 1000.0)
 
 
 def test_a_request_that_wants_log_probabilities_of_its_prompt_looks_nothing_up(loaded: LoadedModel) -> None:
@@ -151,7 +257,7 @@ def test_a_fetch_that_fails_gives_everything_back(loaded: LoadedModel, trouble: 
         found = await exchange.find(FOLLOW_UP, hand_over())
         assert found is not None
         if trouble == "part damaged":
-            store.part[-100] ^= 1
+            store.parts["p0"][-100] ^= 1
         elif trouble == "store dead":
             store.fails = ActorDiedError()
         else:
@@ -223,7 +329,7 @@ def test_leases_that_the_directory_no_longer_knows_are_not_renewed_for_ever(load
 
 def test_without_a_store_there_is_nothing_to_find_and_nowhere_to_publish(loaded: LoadedModel) -> None:
     async def body(_: KvExchange, store: PlainStore) -> None:
-        exchange = KvExchange(loaded, 30.0, 1.0, 1.0)
+        exchange = make_exchange(loaded)
         assert await exchange.find(FOLLOW_UP, hand_over()) is None
         assert await exchange.publish("worker", "r", store.keys, 3 * BLOCK) is None
 

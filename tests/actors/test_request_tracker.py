@@ -14,6 +14,7 @@ from actors.engine.engine import Engine, StepResult
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest
 from actors.engine_thread import EngineThread
+from actors.fetch_rates import FetchRates
 from actors.kv_exchange import KvExchange
 from actors.messages import Submission
 from actors.outbox import Outbox
@@ -40,7 +41,8 @@ class Run:
         self.engine = Engine(load_model(folder, config), config)
         self.store = PlainStore(self.engine.loaded)
         self.store.has_prefix = False
-        exchange = KvExchange(self.engine.loaded, lease_s=30.0, fetch_timeout_s=1000.0, publish_timeout_s=1000.0)
+        rates = FetchRates(lambda: 1000.0)
+        exchange = KvExchange(self.engine.loaded, rates, lease_s=30.0, fetch_timeout_s=1000.0, publish_timeout_s=1000.0)
         exchange.use_store(self.store.address())
         self.outbox = Outbox()
         loop = asyncio.get_running_loop()

@@ -19,13 +19,16 @@ from actors.addresses import StoreAddress
 from actors.engine.config import EngineConfig
 from actors.engine.request import FINISH_LENGTH, EngineRequest, TokenEvent
 from actors.messages import HandOver, Submission, WorkerMessage
+from actors.model_source import resolve_model
 from actors.worker import Worker
 from actors.worker_settings import WorkerSettings
 from kv.directory_actor import DirectoryActor
 from kv.extents import PullReceipt
+from kv.fetch_choice import FetchRun
 from kv.node_store import NodeStore
 from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
+from tests.reference import assert_greedy, load_reference
 from tests.running_app import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -41,6 +44,12 @@ class ProbedWorker(Worker):
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def measure_fetches(self, bytes_per_s: float) -> None:
+        """As if many had been that fast."""
+        run = FetchRun(num_tokens=1, num_bytes=8 << 20, tier="dram")
+        for _ in range(500):
+            self._exchange.rates.fetched([run], run.num_bytes / bytes_per_s)
 
     async def block(self, blocked_s: float) -> None:
         """Keeps the engine's thread in one turn for so long."""
@@ -173,6 +182,31 @@ def test_decode_computes_nothing_of_a_prompt_that_was_handed_over(
     assert decode.wait_end(follow_up).finish_reason == FINISH_LENGTH
     assert len(decode.tokens(follow_up)) == 7
     assert cell.stats("decode")["computed_prompt_tokens"] == before
+
+
+def test_a_prefix_that_is_slow_to_fetch_is_computed_but_not_one_that_was_handed_over(
+    cell: Cell, prefill: Client, decode: Client
+) -> None:
+    names = ("computed_prompt_tokens", "fetched_tokens", "fetch_declined_tokens")
+    prompts = [make_prompt(300, seed, vocab=200) for seed in (20, 21)]
+    stored = [handed_over(prefill, prompt) for prompt in prompts]
+    ray.get(decode.worker.measure_fetches.remote(1000.0), timeout=30)
+    try:
+        before = cell.stats("decode")
+        computed = decode.submit(decode.request(prompts[0]))
+        decode.wait_end(computed)
+        after = cell.stats("decode")
+        # All four full blocks are in the store.
+        assert [after[name] - before[name] for name in names] == [300, 0, 256]
+        follow_up = decode.submit(as_decode(decode, stored[1][0], prefill.tokens(stored[1][0])[0]), stored[1][1])
+        decode.wait_end(follow_up)
+        end = cell.stats("decode")
+        assert [end[name] - after[name] for name in names] == [0, 300, 0]
+    finally:
+        ray.get(decode.worker.measure_fetches.remote(16e9), timeout=30)
+        prefill.worker.abort.remote([request.request_id for request, _ in stored])
+    answers = [decode.tokens(computed), [*prefill.tokens(stored[1][0]), *decode.tokens(follow_up)]]
+    assert_greedy(load_reference(resolve_model(MODEL).path), prompts, answers)
 
 
 def test_a_request_aborted_before_it_comes_is_not_begun(cell: Cell, prefill: Client) -> None:

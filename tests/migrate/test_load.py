@@ -49,14 +49,14 @@ def test_impossible_reports_are_refused_by_name(field: str, value: Any) -> None:
 
 
 def test_rate_starts_at_the_prior() -> None:
-    assert RateEstimate(800.0, 4096.0).tokens_per_s == pytest.approx(800.0)
+    assert RateEstimate(800.0, 4096.0).per_s == pytest.approx(800.0)
 
 
 def test_prior_has_half_its_weight_after_one_half_life() -> None:
     estimate = RateEstimate(1000.0, 2048.0)
     estimate.update(2048, 2048 / 4000.0)
     # Half of 1 ms a token and half of 0.25 ms a token.
-    assert estimate.tokens_per_s == pytest.approx(1 / (0.5 * 0.001 + 0.5 * 0.00025))
+    assert estimate.per_s == pytest.approx(1 / (0.5 * 0.001 + 0.5 * 0.00025))
 
 
 @given(
@@ -68,7 +68,7 @@ def test_the_way_a_prompt_is_cut_does_not_matter(chunks: list[int], tokens_per_s
     whole.update(sum(chunks), sum(chunks) / tokens_per_s)
     for chunk in chunks:
         cut.update(chunk, chunk / tokens_per_s)
-    assert cut.tokens_per_s == pytest.approx(whole.tokens_per_s, rel=1e-6)
+    assert cut.per_s == pytest.approx(whole.per_s, rel=1e-6)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.floats(1e-4, 1e-3)), min_size=1, max_size=20))
@@ -82,20 +82,20 @@ def test_estimate_is_the_weighted_mean_written_out(samples: list[tuple[int, floa
         weight = [w * kept for w in weight] + [1.0 - kept]
         limit = 2 * sum(w * p for w, p in zip([w / kept for w in weight[:-1]], pace, strict=True))
         pace.append(min(s_per_token, limit))
-    assert 1 / estimate.tokens_per_s == pytest.approx(sum(w * p for w, p in zip(weight, pace, strict=True)))
+    assert 1 / estimate.per_s == pytest.approx(sum(w * p for w, p in zip(weight, pace, strict=True)))
 
 
 def test_a_cold_first_step_does_not_distort() -> None:
     estimate = RateEstimate(1000.0, 4096.0)
     estimate.update(16, 1.6)  # a hundred times slower than the prior
-    assert estimate.tokens_per_s == pytest.approx(1000.0, rel=0.01)
+    assert estimate.per_s == pytest.approx(1000.0, rel=0.01)
 
 
 @given(st.integers(1, 4096), st.floats(1e-9, 1e9))
 def test_over_one_half_life_it_moves_by_no_more_than_a_factor_of_two(tokens: int, seconds: float) -> None:
     estimate = RateEstimate(1000.0, 4096.0)
     estimate.update(tokens, seconds)
-    assert 500.0 <= estimate.tokens_per_s <= 2000.0 * (1 + 1e-9)
+    assert 500.0 <= estimate.per_s <= 2000.0 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("true_rate", [10.0, 100_000.0])
@@ -103,14 +103,14 @@ def test_a_prior_wrong_by_a_hundred_is_overcome(true_rate: float) -> None:
     estimate = RateEstimate(1000.0, 2048.0)
     for _ in range(200):
         estimate.update(256, 256 / true_rate)
-    assert estimate.tokens_per_s == pytest.approx(true_rate, rel=0.01)
+    assert estimate.per_s == pytest.approx(true_rate, rel=0.01)
 
 
 def test_steps_that_say_nothing_change_nothing() -> None:
     estimate = RateEstimate(1000.0, 2048.0)
     estimate.update(0, 3.0)
     estimate.update(64, 0.0)
-    assert estimate.tokens_per_s == pytest.approx(1000.0)
+    assert estimate.per_s == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(-1, 1.0), (1, -1.0), (1, float("nan")), (1, float("inf"))])

@@ -1,0 +1,83 @@
+"""How much of a stored prefix to fetch, and how much to compute again instead (ours).
+
+Fetching a prefix of the match costs the transfer of its runs; what is not fetched is computed. Both are estimates from
+rates that the caller measured. What follows the match is computed in any case and does not matter. Nor does the
+quadratic part of attention: it makes long prefixes dearer to compute than is said here, so fetching is never chosen too
+often because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kv.extents import Lookup
+from kv.layout import KvLayout
+from kv.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRun:
+    """Consecutive tokens of the request that lie in one extent. Runs follow each other."""
+
+    num_tokens: int
+    """That are wanted of it."""
+    num_bytes: int
+    """Of the whole extent, which is moved for any of its tokens."""
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCosts:
+    """What fetching and computing take on one worker. All rates are finite and above zero."""
+
+    bytes_per_s: Mapping[Tier, float]
+    s_per_extent: float
+    """For each run, beside its bytes."""
+    prefill_tokens_per_s: float
+
+    def fetch_s(self, run: FetchRun) -> float:
+        """Seconds to bring a run in."""
+        return self.s_per_extent + run.num_bytes / self.bytes_per_s[run.tier]
+
+    def compute_s(self, run: FetchRun) -> float:
+        """Seconds to compute a run's tokens."""
+        return run.num_tokens / self.prefill_tokens_per_s
+
+
+def tokens_to_fetch(runs: Iterable[FetchRun], costs: FetchCosts) -> int:
+    """Leading tokens whose fetch, with the computation of the rest, takes the least time; the most of them among
+    equals.
+
+    Only ends of runs come into question: an extent is moved whole, so its last token comes for nothing.
+    """
+    chosen = num_tokens = 0
+    saved_s = most_saved_s = 0.0
+    for run in runs:
+        num_tokens += run.num_tokens
+        saved_s += costs.compute_s(run) - costs.fetch_s(run)
+        if saved_s >= most_saved_s:
+            chosen, most_saved_s = num_tokens, saved_s
+    return chosen
+
+
+def tokens_that_may_pay(runs: Sequence[FetchRun], costs: FetchCosts) -> int:
+    """Leading tokens beyond which nothing is worth its fetch, however many of the first runs the reader turns out to
+    have already: up to the last run that takes no longer to fetch than to compute."""
+    for stop in range(len(runs), 0, -1):
+        if costs.fetch_s(runs[stop - 1]) <= costs.compute_s(runs[stop - 1]):
+            return sum(run.num_tokens for run in runs[:stop])
+    return 0
+
+
+def runs_of(lookup: Lookup, layout: KvLayout, first_block: int = 0) -> list[FetchRun]:
+    """The runs of what was found, from block `first_block` of the request on."""
+    runs = []
+    stop = lookup.num_blocks - sum(piece.count for piece in lookup.slices)
+    for piece in lookup.slices:
+        stop += piece.count
+        wanted_blocks = min(piece.count, stop - first_block)
+        if wanted_blocks > 0:
+            num_bytes = sum(part.range.num_bytes(layout) for part in piece.parts)
+            runs.append(FetchRun(wanted_blocks * layout.block_tokens, num_bytes, piece.tier))
+    return runs

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv.extents import ExtentSlice, Lookup, StoredPart
+from kv.fetch_choice import FetchCosts, FetchRun, runs_of, tokens_that_may_pay, tokens_to_fetch
+from kv.layout import KvLayout
+from kv.part_range import PartRange
+from kv.tiers import TIERS
+
+RUNS = st.lists(
+    st.builds(FetchRun, num_tokens=st.integers(1, 40), num_bytes=st.integers(1, 1000), tier=st.sampled_from(TIERS)),
+    max_size=7,
+)
+COSTS = st.builds(
+    lambda dram, disk, fixed, prefill: FetchCosts({"dram": dram, "disk": disk}, fixed, prefill),
+    dram=st.floats(1.0, 1e4),
+    disk=st.floats(1.0, 1e4),
+    fixed=st.floats(0.0, 2.0),
+    prefill=st.floats(0.1, 1e3),
+)
+EVEN = FetchCosts({"dram": 64.0, "disk": 8.0}, 0.5, 16.0)
+"""Powers of two, so that sums are exact."""
+
+
+def total_s(runs: list[FetchRun], costs: FetchCosts, cut: int) -> float:
+    """Of fetching the first `cut` tokens and computing the others, written out token by token."""
+    tier_of = [number for number, run in enumerate(runs) for _ in range(run.num_tokens)]
+    fetched = {tier_of[token] for token in range(cut)}
+    fetch_s = sum(
+        costs.s_per_extent + runs[number].num_bytes / costs.bytes_per_s[runs[number].tier] for number in sorted(fetched)
+    )
+    return fetch_s + (len(tier_of) - cut) / costs.prefill_tokens_per_s
+
+
+@given(runs=RUNS, costs=COSTS)
+def test_no_other_cut_takes_less_time(runs: list[FetchRun], costs: FetchCosts) -> None:
+    num_tokens = sum(run.num_tokens for run in runs)
+    chosen = tokens_to_fetch(runs, costs)
+    assert 0 <= chosen <= num_tokens
+    least_s = min(total_s(runs, costs, cut) for cut in range(num_tokens + 1))
+    assert total_s(runs, costs, chosen) <= least_s * (1 + 1e-9) + 1e-9
+
+
+@given(runs=RUNS, costs=COSTS)
+def test_what_may_pay_is_the_most_that_any_reader_would_choose(runs: list[FetchRun], costs: FetchCosts) -> None:
+    starts = [0, *accumulate(run.num_tokens for run in runs)]
+    chosen = [tokens_to_fetch(runs[number:], costs) for number in range(len(runs))]
+    ends = [start + tokens for start, tokens in zip(starts, chosen, strict=False) if tokens]
+    assert tokens_that_may_pay(runs, costs) == max(ends, default=0)
+
+
+@pytest.mark.parametrize(
+    ("runs", "tokens"),
+    [
+        ([], 0),
+        ([(16, 32, "dram")], 16),  # 1 s, and 1 s to compute: equal
+        ([(16, 33, "dram")], 0),
+        ([(16, 33, "dram"), (16, 16, "dram")], 32),  # the second makes up for the first
+        ([(16, 32, "disk"), (16, 32, "dram")], 0),  # 4.5 s + 1 s instead of 2 s
+        ([(16, 16, "dram"), (16, 32, "disk"), (64, 32, "dram")], 16),  # 0.75 s; then 4.5 s + 1 s instead of 5 s
+        ([(16, 16, "dram"), (16, 32, "disk"), (72, 32, "dram")], 104),  # instead of 5.5 s
+    ],
+)
+def test_cases_worked_out_by_hand(runs: list[tuple[int, int, str]], tokens: int) -> None:
+    assert tokens_to_fetch([FetchRun(*run) for run in runs], EVEN) == tokens  # type: ignore[arg-type]
+
+
+def test_a_slow_run_in_front_is_no_reason_against_what_follows_while_the_reader_may_have_it() -> None:
+    runs = [FetchRun(16, 32, "disk"), FetchRun(16, 32, "dram"), FetchRun(16, 32, "disk")]
+    assert tokens_that_may_pay(runs, EVEN) == 32
+    assert tokens_to_fetch(runs, EVEN) == 0
+    assert tokens_to_fetch(runs[1:], EVEN) == 16
+
+
+def test_runs_are_what_lies_beyond_the_held_blocks_with_all_the_bytes_of_their_extents() -> None:
+    layout = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_tokens=4, dtype="float32")
+    parts = [StoredPart(f"p{layer}", PartRange(0, 3, layer, 1, 0, 1)) for layer in range(2)]
+    first = ExtentSlice("a", "s", 0, 3, tuple(parts))
+    second = ExtentSlice("b", "s", 0, 2, (StoredPart("q", PartRange(3, 4, 0, 2, 0, 1)),), "disk")
+    lookup = Lookup(1, (first, second), 5)
+    extents = [3 * layout.block_bytes, 4 * layout.block_bytes]
+    assert runs_of(lookup, layout) == [FetchRun(12, extents[0], "dram"), FetchRun(8, extents[1], "disk")]
+    assert runs_of(lookup, layout, 2) == [FetchRun(4, extents[0], "dram"), FetchRun(8, extents[1], "disk")]
+    assert runs_of(lookup, layout, 3) == [FetchRun(8, extents[1], "disk")]
+    assert runs_of(lookup, layout, 5) == []
