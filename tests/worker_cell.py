@@ -23,9 +23,10 @@ from tests.flow_client import FlowClient
 
 @contextmanager
 def worker_cell(
-    model: str, roles: Mapping[Role, int], engine: EngineConfig, *, store_bytes: int = 200 << 20
+    model: str, roles: Mapping[Role, int], engine: EngineConfig, *, store_bytes: int = 200 << 20, **store_options: Any
 ) -> Iterator[FlowClient]:
-    """Starts so many workers of each role; a store too unless they are monolithic."""
+    """Starts so many workers of each role; a store too unless they are monolithic. `store_options`: more arguments of
+    `NodeStore`."""
     actor: Any = ray.remote(num_cpus=0)(Worker)
     started: list[tuple[str, Role, Any]] = []
     for role, count in roles.items():
@@ -38,7 +39,7 @@ def worker_cell(
     directory = store = None
     if "monolithic" not in roles:
         directory = directory_class.remote()
-        store = store_class.remote("node", directory, store_bytes)
+        store = store_class.remote("node", directory, store_bytes, **store_options)
     try:
         members = []
         for worker_id, role, handle in started:
