@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ray import serve
 
-from app.builder import build
+from app import builder
 from tests.openai_app import ARGS as openai_app_args
 from tests.openai_app import OpenAIApp
 from tests.running_app import APP_NAME, Deploy, RunningApp
@@ -29,7 +29,20 @@ def http_port(ray_cluster: None) -> Iterator[int]:
 
 
 @pytest.fixture(scope="session")
-def deploy(http_port: int) -> Deploy:
+def quick_stop() -> Iterator[None]:
+    """A replica that is to stop looks at once whether it has requests left, and not after Serve's two seconds: as
+    `deployments` in a configuration can say. Ingress and the others stop one after the other."""
+    option = {"graceful_shutdown_wait_loop_s": 0.1}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ControlServer", "Ingress"):
+            patch.setattr(builder, name, getattr(builder, name).options(**option))
+        for role, deployment in list(builder._DEPLOYMENTS.items()):
+            patch.setitem(builder._DEPLOYMENTS, role, deployment.options(**option))
+        yield
+
+
+@pytest.fixture(scope="session")
+def deploy(http_port: int, quick_stop: None) -> Deploy:
     """Deploys the app with given `args`; the same `args` again return the running one."""
     running: dict[str, RunningApp] = {}
 
@@ -39,7 +52,7 @@ def deploy(http_port: int) -> Deploy:
             if running:
                 serve.delete(APP_NAME)
                 running.clear()
-            serve.run(build(dict(args)), name=APP_NAME, route_prefix="/")
+            serve.run(builder.build(dict(args)), name=APP_NAME, route_prefix="/")
             running[key] = RunningApp(f"http://127.0.0.1:{http_port}")
         running[key].wait_healthy()
         return running[key]
