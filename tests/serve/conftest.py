@@ -60,7 +60,7 @@ def deploy(http_port: int, quick_stop: None) -> Deploy:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def openai_app(deploy: Deploy) -> Iterator[OpenAIApp]:
     """The app that the OpenAI tests share, with the official client."""
     app = OpenAIApp.of(deploy(openai_app_args))

@@ -42,7 +42,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
     return str(file), alice, bob
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def keyed(deploy: Deploy, keys: tuple[str, str, str]) -> Iterator[KeyedApp]:
     file, alice, bob = keys
     roles = small_roles()
