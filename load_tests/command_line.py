@@ -13,7 +13,15 @@ from typing import Any
 from load_tests.measured_run import LoadOptions, report_progress
 from load_tests.metrics import ServiceLevel
 from load_tests.results_file import RESULTS_FOLDER, write_results
-from load_tests.workloads import DEFAULT_TOKEN_IDS, WORKLOADS, Workload
+from load_tests.workloads import (
+    DEFAULT_TOKEN_IDS,
+    POOL_MULTIPLE,
+    POOL_TOKENS,
+    WORKING_SET,
+    WORKLOADS,
+    Workload,
+    working_set,
+)
 
 CUSTOM = "custom"
 
@@ -24,16 +32,29 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "-w",
         "--workloads",
         nargs="+",
-        default=list(WORKLOADS),
+        default=[name for name in WORKLOADS if name != WORKING_SET],
         choices=[*WORKLOADS, CUSTOM],
         metavar="NAME",
-        help=f"{', '.join(WORKLOADS)} (default: all of these), or {CUSTOM}, whose shape the next five options give",
+        help=f"{', '.join(WORKLOADS)}, or {CUSTOM}, whose shape the next five options give (default: all but the last "
+        "two)",
     )
     load.add_argument("--requests", type=int, default=32, help="custom: number of requests (default 32)")
     load.add_argument("--prompt-tokens", type=int, default=256, help="custom: whole prompt length (default 256)")
     load.add_argument("--output-tokens", type=int, default=64, help="custom: tokens to generate (default 64)")
     load.add_argument("--prefixes", type=int, default=0, help="custom: number of common prefixes (default none)")
     load.add_argument("--prefix-tokens", type=int, default=0, help="custom: length of each common prefix")
+    load.add_argument(
+        "--pool-tokens",
+        type=int,
+        default=POOL_TOKENS,
+        help=f"{WORKING_SET}: tokens that the KV pool of one worker holds (default %(default)s)",
+    )
+    load.add_argument(
+        "--pool-multiple",
+        type=float,
+        default=POOL_MULTIPLE,
+        help=f"{WORKING_SET}: the common prefixes take so many times the pool (default %(default)s)",
+    )
     load.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers of requests, for a quick look")
     load.add_argument(
         "--seed",
@@ -107,14 +128,19 @@ def workloads_from(arguments: argparse.Namespace) -> list[Workload]:
     """The chosen workloads, scaled. Raises ValueError."""
     chosen = []
     for name in dict.fromkeys(arguments.workloads):
-        workload = WORKLOADS.get(name) or Workload(
-            CUSTOM,
-            requests=arguments.requests,
-            unique_tokens=arguments.prompt_tokens - arguments.prefix_tokens,
-            output_tokens=arguments.output_tokens,
-            prefixes=arguments.prefixes,
-            prefix_tokens=arguments.prefix_tokens,
-        )
+        if name == WORKING_SET:
+            workload = working_set(arguments.pool_tokens, arguments.pool_multiple)
+        elif name == CUSTOM:
+            workload = Workload(
+                CUSTOM,
+                requests=arguments.requests,
+                unique_tokens=arguments.prompt_tokens - arguments.prefix_tokens,
+                output_tokens=arguments.output_tokens,
+                prefixes=arguments.prefixes,
+                prefix_tokens=arguments.prefix_tokens,
+            )
+        else:
+            workload = WORKLOADS[name]
         chosen.append(workload.scaled(arguments.scale))
     return chosen
 

@@ -13,7 +13,7 @@ from load_tests.driver import drive
 from load_tests.metrics import ServiceLevel, Summary, summarise
 from load_tests.processes import ServerProcesses
 from load_tests.request_record import RequestRecord
-from load_tests.workloads import DEFAULT_TOKEN_IDS, PlannedRequest, PromptKind, Workload, draw_requests
+from load_tests.workloads import DEFAULT_TOKEN_IDS, PlannedRequest, PromptKind, Workload, draw_priming, draw_requests
 
 Row = dict[str, Any]
 """One run as it is printed and saved: flat, but for the CPU time by process label."""
@@ -109,8 +109,12 @@ async def warm_up(client: CompletionClient, workload: Workload, seed: int, optio
 async def measure(
     client: CompletionClient, workload: Workload, seed: int, options: LoadOptions, server: ServerProcesses
 ) -> RunResult:
-    """Runs `workload` once with prompts and arrivals of `seed`, and measures the CPU time of `server` meanwhile."""
+    """Runs `workload` once with prompts and arrivals of `seed`, and measures the CPU time of `server` meanwhile. A
+    workload that is to be primed is, before."""
     workload = options.shaped(workload)
+    if workload.is_primed:
+        priming = draw_priming(workload, seed, kind=options.prompt_kind, token_ids=options.token_ids)
+        await send_all(client, priming, closed_loop(len(priming), options.in_flight))
     requests = draw_requests(workload, seed, kind=options.prompt_kind, token_ids=options.token_ids)
     plan = options.plan(workload.requests, seed)
     with CpuMeter(server) as meter:

@@ -10,8 +10,10 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 PromptKind = Literal["ids", "text"]
@@ -31,7 +33,7 @@ class Workload:
     """The shape of a load. Raises ValueError for counts that make no workload.
 
     With `prefixes` > 0 each prompt starts with one of that many common prefixes of `prefix_tokens` tokens, followed by
-    `unique_tokens` tokens of its own; the prefixes are used equally often.
+    `unique_tokens` tokens of its own; the prefixes are used equally often, or by Zipf's law.
     """
 
     name: str
@@ -40,21 +42,35 @@ class Workload:
     output_tokens: int
     prefixes: int = 0
     prefix_tokens: int = 0
+    zipf: float | None = field(default=None, repr=False)  # the repr seeds the prompts: an exponent changes none of them
+    """The prefix of rank r is used in proportion to r ** -zipf. None: all are used equally often."""
+    is_primed: bool = field(default=False, repr=False)
+    """Each prefix is sent once before a run is measured, so that nobody's first sight of it is part of the figures."""
 
     def __post_init__(self) -> None:
-        for field in ("requests", "unique_tokens", "output_tokens"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"workload {self.name!r}: {field} is {getattr(self, field)}, must be at least 1")
+        for name in ("requests", "unique_tokens", "output_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"workload {self.name!r}: {name} is {getattr(self, name)}, must be at least 1")
         if (self.prefixes < 1) != (self.prefix_tokens < 1) or min(self.prefixes, self.prefix_tokens) < 0:
             raise ValueError(
                 f"workload {self.name!r}: {self.prefixes} prefixes of {self.prefix_tokens} tokens; "
                 "give both as positive numbers or leave both at 0"
+            )
+        if self.zipf is not None and not (0 <= self.zipf < math.inf and self.prefixes):
+            raise ValueError(
+                f"workload {self.name!r}: zipf={self.zipf} with {self.prefixes} prefixes; give an exponent of at least "
+                "0, and prefixes"
             )
 
     @property
     def prompt_tokens(self) -> int:
         """Length of each prompt in tokens."""
         return self.prefix_tokens + self.unique_tokens
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of all common prefixes together: the working set."""
+        return self.prefixes * self.prefix_tokens
 
     def scaled(self, factor: float) -> Workload:
         """The same shape with `factor` times the requests (at least one). The number of prefixes stays."""
@@ -63,6 +79,44 @@ class Workload:
         return replace(self, requests=max(1, round(self.requests * factor)))
 
 
+def working_set(
+    pool_tokens: int,
+    multiple: float,
+    *,
+    prefix_tokens: int = 512,
+    unique_tokens: int = 32,
+    output_tokens: int = 16,
+    requests_per_prefix: int = 5,
+    zipf: float = 1.0,
+) -> Workload:
+    """Common prefixes whose KV takes `multiple` times what a pool of `pool_tokens` tokens holds (the last one is whole,
+    so it may be a little more), used by Zipf's law.
+
+    Raises:
+        ValueError: `pool_tokens` or `multiple` is not above 0, or as `Workload`.
+    """
+    if pool_tokens < 1 or not 0 < multiple < math.inf:
+        raise ValueError(
+            f"a working set of {multiple} times {pool_tokens} tokens: give the tokens that the server's KV pool holds, "
+            "and a multiple above 0"
+        )
+    prefixes = math.ceil(multiple * pool_tokens / prefix_tokens)
+    return Workload(
+        WORKING_SET,
+        requests=prefixes * requests_per_prefix,
+        unique_tokens=unique_tokens,
+        output_tokens=output_tokens,
+        prefixes=prefixes,
+        prefix_tokens=prefix_tokens,
+        zipf=zipf,
+        is_primed=True,
+    )
+
+
+WORKING_SET = "working-set"
+POOL_TOKENS, POOL_MULTIPLE = 8192, 4.0
+"""The working set's pool and its multiple, unless others are given."""
+
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
@@ -70,6 +124,7 @@ WORKLOADS: dict[str, Workload] = {
         Workload("decode-heavy", requests=64, unique_tokens=64, output_tokens=128),
         Workload("balanced", requests=48, unique_tokens=256, output_tokens=64),
         Workload("shared-prefix", requests=60, unique_tokens=32, output_tokens=32, prefixes=6, prefix_tokens=768),
+        working_set(POOL_TOKENS, POOL_MULTIPLE),
     )
 }
 
@@ -92,22 +147,58 @@ def draw_requests(
     the run in an order drawn from the seed. `kind="text"` draws words instead of ids, for servers and chat endpoints
     that take no ids: its lengths in tokens then depend on the tokenizer.
     """
+    rng, drawn_from = random.Random(f"{workload}/{seed}"), _drawn_from(kind, token_ids)
+    prefixes = _draw_prefixes(rng, drawn_from, workload) or [()]
+    order = (number % len(prefixes) for number in range(workload.requests))
+    if workload.zipf is not None:
+        uses = _zipf_uses(workload.requests, workload.prefixes, workload.zipf)
+        order = (rank for rank, count in enumerate(uses) for _ in range(count))
+    prompts = [prefixes[rank] + _draw(rng, drawn_from, workload.unique_tokens) for rank in order]
+    rng.shuffle(prompts)
+    return [_planned(prompt, workload, kind) for prompt in prompts]
+
+
+def draw_priming(
+    workload: Workload, seed: int | str, *, kind: PromptKind = "ids", token_ids: range = DEFAULT_TOKEN_IDS
+) -> list[PlannedRequest]:
+    """One request for each common prefix that `draw_requests` uses, the most used ones last, with an end that none of
+    its prompts has."""
+    drawn_from = _drawn_from(kind, token_ids)
+    prefixes = _draw_prefixes(random.Random(f"{workload}/{seed}"), drawn_from, workload)
+    rng = random.Random(f"{workload}/priming/{seed}")
+    return [
+        _planned(prefix + _draw(rng, drawn_from, workload.unique_tokens), workload, kind)
+        for prefix in reversed(prefixes)
+    ]
+
+
+def _drawn_from(kind: PromptKind, token_ids: range) -> range:
     if len(token_ids) < 2:
         raise ValueError(f"token ids are to be drawn from {token_ids}, which holds fewer than 2")
-    rng = random.Random(f"{workload}/{seed}")
-    drawn_from = token_ids if kind == "ids" else range(len(_WORDS))
+    return token_ids if kind == "ids" else range(len(_WORDS))
 
-    def draw(count: int) -> tuple[int, ...]:
-        return tuple(rng.choices(drawn_from, k=count))
 
-    prefixes = [draw(workload.prefix_tokens) for _ in range(workload.prefixes)] or [()]
-    prompts = [prefixes[number % len(prefixes)] + draw(workload.unique_tokens) for number in range(workload.requests)]
-    rng.shuffle(prompts)
-    return [
-        PlannedRequest(
-            prompt if kind == "ids" else " ".join(_WORDS[index] for index in prompt),
-            workload.prompt_tokens,
-            workload.output_tokens,
-        )
-        for prompt in prompts
-    ]
+def _draw(rng: random.Random, drawn_from: range, count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(drawn_from, k=count))
+
+
+def _draw_prefixes(rng: random.Random, drawn_from: range, workload: Workload) -> list[tuple[int, ...]]:
+    return [_draw(rng, drawn_from, workload.prefix_tokens) for _ in range(workload.prefixes)]
+
+
+def _zipf_uses(requests: int, prefixes: int, exponent: float) -> list[int]:
+    """How often the prefix of each rank is used: whole numbers in proportion to the law, none of them 0 if there are
+    enough requests, so that the working set is as large as it says (Webster's method of apportionment, with at least
+    one for each)."""
+    uses = [0] * prefixes
+    claims = [(-math.inf, rank) for rank in range(prefixes)]
+    for _ in range(requests):
+        rank = claims[0][1]
+        uses[rank] += 1
+        heapq.heapreplace(claims, (-((rank + 1) ** -exponent) / (uses[rank] + 0.5), rank))
+    return uses
+
+
+def _planned(prompt: tuple[int, ...], workload: Workload, kind: PromptKind) -> PlannedRequest:
+    text_or_ids = prompt if kind == "ids" else " ".join(_WORDS[index] for index in prompt)
+    return PlannedRequest(text_or_ids, workload.prompt_tokens, workload.output_tokens)

@@ -16,9 +16,9 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_all_named_workloads_by_default_in_closed_loop() -> None:
+def test_named_workloads_but_the_working_set_by_default_in_closed_loop() -> None:
     arguments = parse()
-    assert workloads_from(arguments) == list(WORKLOADS.values())
+    assert workloads_from(arguments) == [each for each in WORKLOADS.values() if each.name != "working-set"]
     plan = load_options_from(arguments).plan(3, seed=1)
     assert plan.max_in_flight == 16
     assert len(plan.due_s) == 3
@@ -38,6 +38,15 @@ def test_a_custom_workload_has_the_flags_shape() -> None:
     )
     assert workload == Workload("custom", requests=10, unique_tokens=40, output_tokens=7, prefixes=2, prefix_tokens=60)
     assert workload.prompt_tokens == 100
+
+
+def test_the_working_set_is_sized_by_the_pool() -> None:
+    (default,) = workloads_from(parse("-w", "working-set"))
+    assert default == WORKLOADS["working-set"]
+    (workload,) = workloads_from(parse("-w", "working-set", "--pool-tokens", "3000", "--pool-multiple", "6.5"))
+    assert workload.shared_tokens - workload.prefix_tokens < 6.5 * 3000 <= workload.shared_tokens
+    (scaled,) = workloads_from(parse("-w", "working-set", "--pool-tokens", "3000", "--scale", "2"))
+    assert scaled.requests == 10 * scaled.prefixes
 
 
 def test_a_prefix_longer_than_the_prompt_is_refused() -> None:

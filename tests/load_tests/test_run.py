@@ -51,6 +51,19 @@ def test_a_closed_loop_run_from_the_command_line(start_server: Callable[..., Any
     assert seen["peak_in_flight"] == 3
 
 
+def test_a_working_set_is_sent_once_before_it_is_measured(
+    start_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server()
+    size = ("-w", "working-set", "--pool-tokens", "512", "--pool-multiple", "4", "--warm-up", "0")
+    assert run.main([server.url, *size, "--seed", "3"]) == 0
+    (row,) = last_line(capsys.readouterr().out)["runs"]
+    assert (row["requests"], row["prompt_tokens"]) == (20, 20 * 544)
+    prefixes = [tuple(body["prompt"][:512]) for body in server.seen()["bodies"]]
+    assert len(prefixes) == 4 + 20
+    assert len(set(prefixes)) == len(set(prefixes[:4])) == 4
+
+
 def test_an_open_loop_run(start_server: Callable[..., Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     times = tmp_path / "times"
     times.write_text("0\n0.01\n0.01\n0.05\n")

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from load_tests.workloads import WORKLOADS, Workload, draw_requests
+from load_tests.workloads import WORKLOADS, Workload, draw_priming, draw_requests, working_set
 
 SHAPES = {  # requests, prompt tokens, output tokens
     "prefill-heavy": (40, 1024, 16),
     "decode-heavy": (64, 64, 128),
     "balanced": (48, 256, 64),
     "shared-prefix": (60, 800, 32),
+    "working-set": (320, 544, 16),
 }
 
 
@@ -64,6 +65,53 @@ def test_shared_prefix_uses_six_prefixes_equally_and_mixed() -> None:
     assert len({prompt[768:] for prompt in prompts}) == 60
     in_blocks = [prefix for first in dict.fromkeys(prefixes) for prefix in prefixes if prefix == first]
     assert prefixes != in_blocks
+
+
+def uses_by_rank(workload: Workload, seed: int) -> list[int]:
+    prompts = [request.prompt for request in draw_requests(workload, seed)]
+    assert len(set(prompts)) == len(prompts)
+    return sorted(Counter(prompt[: workload.prefix_tokens] for prompt in prompts).values(), reverse=True)
+
+
+def test_the_working_set_is_four_pools_of_8192_tokens_by_zipf() -> None:
+    workload = WORKLOADS["working-set"]
+    uses = uses_by_rank(workload, seed=1)
+    assert len(uses) * 512 == 4 * 8192
+    assert sum(uses) == 320
+    # 320 requests by 1/rank over 64 ranks: 67.5 for the first, 33.7, 22.5, ... 1.05 for the last.
+    harmonic = sum(1 / rank for rank in range(1, 65))
+    for rank, count in enumerate(uses, start=1):
+        assert abs(count - 320 / rank / harmonic) < 1.0
+
+
+@pytest.mark.parametrize("zipf", [0.0, 0.7, 1.0, 1.6])
+@pytest.mark.parametrize("scale", [0.2, 0.5, 1.0])
+def test_every_prefix_of_a_working_set_is_used(zipf: float, scale: float) -> None:
+    workload = working_set(1024, 2.5, prefix_tokens=100, unique_tokens=3, zipf=zipf).scaled(scale)
+    assert workload.prefixes == 26
+    uses = uses_by_rank(workload, seed=2)
+    assert len(uses) == 26
+    assert zipf > 0 or max(uses) - min(uses) <= 1
+
+
+def test_priming_sends_each_prefix_once_and_nothing_else_of_the_run() -> None:
+    workload = working_set(512, 4, prefix_tokens=64, unique_tokens=8)
+    run = [request.prompt for request in draw_requests(workload, 3)]
+    priming = [request.prompt for request in draw_priming(workload, 3)]
+    assert len(priming) == 32
+    assert {prompt[:64] for prompt in priming} == {prompt[:64] for prompt in run}
+    assert {len(prompt) for prompt in priming} == {72}
+    assert max(common_prefix_length(a, b) for a in priming for b in run) < 64 + 4
+    # The most used prefix is the one that a cache has seen last.
+    assert priming[-1][:64] == Counter(prompt[:64] for prompt in run).most_common(1)[0][0]
+
+
+def test_the_law_changes_how_often_prefixes_are_used_and_not_what_they_are() -> None:
+    equal = Workload("w", requests=40, unique_tokens=2, output_tokens=1, prefixes=4, prefix_tokens=6)
+    skewed = Workload("w", requests=40, unique_tokens=2, output_tokens=1, prefixes=4, prefix_tokens=6, zipf=2.0)
+    assert draw_priming(equal, 5) == draw_priming(skewed, 5)
+    assert uses_by_rank(equal, 5) == [10] * 4
+    assert uses_by_rank(skewed, 5) == [28, 7, 3, 2]
 
 
 def test_unshared_prompts_of_one_run_share_no_prefix() -> None:
@@ -113,11 +161,20 @@ def test_scaling_changes_only_the_number_of_requests(factor: float, requests: in
         {"prefixes": 2},
         {"prefix_tokens": 10},
         {"prefixes": -1, "prefix_tokens": 10},
+        {"zipf": 1.0},
+        {"prefixes": 2, "prefix_tokens": 10, "zipf": -1.0},
+        {"prefixes": 2, "prefix_tokens": 10, "zipf": float("nan")},
     ],
 )
 def test_impossible_shapes_are_refused(shape: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="workload 'w'"):
         Workload("w", **{"requests": 1, "unique_tokens": 1, "output_tokens": 1, **shape})
+
+
+@pytest.mark.parametrize(("pool_tokens", "multiple"), [(0, 1.0), (100, 0.0), (100, float("inf"))])
+def test_working_sets_of_nothing_are_refused(pool_tokens: int, multiple: float) -> None:
+    with pytest.raises(ValueError, match="a working set of"):
+        working_set(pool_tokens, multiple)
 
 
 def test_scale_and_ids_are_checked() -> None:
