@@ -36,7 +36,8 @@ class WorkerLoad:
     role: Role
     total_blocks: int
     live_blocks: int
-    """Blocks held by live requests. Cached blocks that can be evicted are room, not load, and are not counted."""
+    """Blocks held by live requests. What can be taken at once is room, not load, and is not counted: cached blocks that
+    nobody holds, and blocks of ended answers that are being stored."""
     running_requests: int
     waiting_requests: int
     pending_prefill_tokens: int
