@@ -31,6 +31,9 @@ ARGS: dict[str, Any] = {
 SLOWDOWN = 20.0
 """By what factor a request may take longer after a storm than before it: a hang is far above, a busy machine below."""
 
+STORM_FREE_LIMIT_S = 2.0
+"""Twice the second that is promised, since the test has to ask everybody: 0.2 s as a rule."""
+
 
 @pytest.fixture
 def app(deploy: Deploy) -> RunningApp:
@@ -69,7 +72,7 @@ def test_two_hundred_requests_all_aborted_leave_nothing_behind(app: RunningApp) 
             open_.pop(rng.randrange(len(open_))).leave()
     for asked in open_:
         asked.leave()
-    wait_free(app)
+    wait_free(app, STORM_FREE_LIMIT_S)
     assert timed(app, 99) < SLOWDOWN * before_s
     assert app.get("/health")[0] == 200
     assert app.members() == members
