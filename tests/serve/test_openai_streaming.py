@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from openai.types import Completion
 
 from tests.openai_app import OpenAIApp, fresh_salt, text_of
 from tests.reference_text import ReferenceText
@@ -51,6 +53,14 @@ class Streamed:
         assert self.reasons.keys() == self.texts.keys()
 
 
+def complete_both_ways(openai_app: OpenAIApp, prompt: Any, **options: Any) -> tuple[Streamed, Completion]:
+    """The same request as a stream and as a whole, at the same time."""
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(openai_app.complete, prompt, **options)
+        streamed = Streamed(openai_app.complete(prompt, stream=True, **options))
+        return streamed, whole.result()
+
+
 @pytest.mark.parametrize("language", TEXTS)
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_the_pieces_are_the_whole_text(
@@ -62,18 +72,18 @@ def test_the_pieces_are_the_whole_text(
         # There is something to break: tokens that are parts of characters.
         assert any("\ufffd" in reference.tokenizer.decode([token]) for token in tokens)
     given = prompt if as_ids else TEXTS[language]
-    streamed = Streamed(openai_app.complete(given, max_tokens=16, stream=True))
+    streamed, whole = complete_both_ways(openai_app, given, max_tokens=16)
     assert streamed.texts == {0: reference.text(tokens)}
-    assert streamed.texts[0] == text_of(openai_app.complete(given, max_tokens=16))
+    assert streamed.texts[0] == text_of(whole)
     assert streamed.reasons == {0: "length"}
     assert len([piece for piece in streamed.pieces[0] if piece]) > 3
 
 
 @pytest.mark.parametrize("tokens", range(1, 7))
 def test_a_stream_that_is_cut_within_a_character(openai_app: OpenAIApp, tokens: int) -> None:
-    streamed = Streamed(openai_app.complete(TEXTS["emoji"], max_tokens=tokens, stream=True))
-    whole = openai_app.complete(TEXTS["emoji"], max_tokens=tokens)
+    streamed, whole = complete_both_ways(openai_app, TEXTS["emoji"], max_tokens=tokens)
     assert streamed.texts[0] == text_of(whole)
+    assert whole.usage is not None
     assert whole.usage.completion_tokens == tokens
     assert set(streamed.texts[0]) <= {"😄"}
 
@@ -107,8 +117,7 @@ def test_usage_comes_last_when_it_is_asked_for(openai_app: OpenAIApp, chat: bool
     "stop", [" girl", "ir", "l n", "girl named Emma who", ["nowhere", "d E"], "Emma was", " rolling hills and"]
 )
 def test_stop_strings_do_not_leak(openai_app: OpenAIApp, stop: str | list[str]) -> None:
-    streamed = Streamed(openai_app.complete(STORY, max_tokens=12, stop=stop, stream=True))
-    whole = openai_app.complete(STORY, max_tokens=12, stop=stop)
+    streamed, whole = complete_both_ways(openai_app, STORY, max_tokens=12, stop=stop)
     assert (streamed.texts[0], streamed.reasons[0]) == (text_of(whole), whole.choices[0].finish_reason)
     for string in [stop] if isinstance(stop, str) else stop:
         assert string not in streamed.texts[0]
