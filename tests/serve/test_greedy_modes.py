@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -33,11 +35,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def cells(folder: Path, ray_cluster: None) -> Iterator[dict[str, FlowClient]]:
-    with (
-        worker_cell(str(folder), ROLES["monolithic"], ENGINE) as monolithic,
-        worker_cell(str(folder), ROLES["static"], ENGINE) as static,
-    ):
-        yield {"monolithic": monolithic, "static": static}
+    with ExitStack() as stack, ThreadPoolExecutor(len(ROLES)) as pool:
+
+        def start(roles: dict[Role, int]) -> FlowClient:
+            return stack.enter_context(worker_cell(str(folder), roles, ENGINE))
+
+        yield dict(zip(ROLES, pool.map(start, ROLES.values()), strict=True))
 
 
 def computed_on_decode(cell: FlowClient) -> int:
