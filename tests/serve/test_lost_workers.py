@@ -185,7 +185,7 @@ def test_requests_go_on_without_the_store_and_it_comes_back(
 
 def test_a_worker_that_restarts_again_and_again_leaves_no_trace(app: RunningApp, judge: Judge) -> None:
     (other, _) = app.members("prefill")
-    for number in range(5):
+    for number in range(3):
         (victim,) = [member for member in app.members("prefill") if member.worker_id != other.worker_id]
         kill_worker(app, victim)
         tokens = prompt(100, 500 + number)
