@@ -146,7 +146,8 @@ class KvExchange:
                 directory.release.remote(late.result().lease_id)
 
         try:
-            lookup = await asyncio.wait_for(asyncio.shield(answer), self._fetch_timeout_s)
+            async with asyncio.timeout(self._fetch_timeout_s):
+                lookup = await asyncio.shield(answer)
         except STORE_FAILURES as error:
             self._miss(failure_label(error))
             answer.add_done_callback(release)
@@ -180,39 +181,45 @@ class KvExchange:
         if not found.is_handed_over:
             lookup = self._shortened(lookup, first_block, runs, tokens_to_fetch(runs, self.rates.costs()))
             runs = runs[: len(lookup.slices)]
-        done_blocks = first_block
-        tail = found.tail
+        end_block, tail_tokens = lookup.num_blocks, 0
+        tail, lease_id = found.tail, found.lookup.lease_id
         failures: list[str] = []
-        started_s = asyncio.get_running_loop().time()
+
+        def lose(label: str, num_blocks: int) -> None:
+            nonlocal end_block
+            failures.append(label)
+            end_block = num_blocks
+
         try:
             if store is None:
                 return first_token
-            blocks = fetch_parts(
+            if tail is not None and lookup.num_blocks == layout.full_blocks(found.num_tokens):
+                tail_tokens = await self._fetch_tail(store, tail, found.num_tokens, block_ids)
+            parts = fetch_parts(
                 store.directory, store.stores, lookup, found.keys, layout, fingerprint,
-                timeout_s=self._fetch_timeout_s, on_miss=failures.append,
+                timeout_s=self._fetch_timeout_s, on_miss=lose,
             )  # fmt: skip
-            async with aclosing(blocks) as pieces:
-                async for piece in pieces:
-                    skipped = max(0, first_block - piece.first_block)
-                    stop = piece.first_block + piece.num_blocks
-                    for part in piece.parts:
-                        wanted = replace(part.header.range, num_blocks=piece.num_blocks - skipped)
-                        payload = part.payload[piece.first + skipped : piece.first + piece.num_blocks]
-                        await self._write(wanted, block_ids[piece.first_block + skipped : stop], payload)
-                    done_blocks = stop
+            started_s = asyncio.get_running_loop().time()
+            lease_id = None  # from here on it is ended by the iteration
+            async with aclosing(parts) as arriving:
+                async for got in arriving:
+                    skipped = max(0, first_block - got.first_block)
+                    wanted = replace(got.part.header.range, num_blocks=got.num_blocks - skipped)
+                    payload = got.part.payload[got.first + skipped : got.first + got.num_blocks]
+                    stop = got.first_block + got.num_blocks
+                    await self._write(wanted, block_ids[got.first_block + skipped : stop], payload)
             if set(failures) <= {_TIMEOUT}:  # whatever else goes wrong says nothing of how fast a tier is
                 self.rates.fetched(runs, asyncio.get_running_loop().time() - started_s)
-            done_tokens = done_blocks * layout.block_tokens
-            if tail is not None and done_blocks == layout.full_blocks(found.num_tokens):
-                claimed, tail = tail, None
-                done_tokens = await self._fetch_tail(store, claimed, found.num_tokens, block_ids, done_tokens)
-            return done_tokens
+            is_whole = end_block == lookup.num_blocks
+            return max(first_block, end_block) * layout.block_tokens + (tail_tokens if is_whole else 0)
         except STORE_FAILURES as error:
             self._miss(failure_label(error))
-            return done_blocks * layout.block_tokens
+            return first_token
         finally:
             self.misses.update(failures)
             self._leases.discard(found.lookup.lease_id or 0)
+            if lease_id is not None and store is not None:
+                store.directory.release.remote(lease_id)
             self.discard_tail(tail)
 
     def give_up(self, found: FoundPrefix) -> None:
@@ -235,9 +242,8 @@ class KvExchange:
         """Keeps what queued requests found; to be called every third of the lease."""
         if self._store is not None and self._leases:
             try:
-                renewed = await asyncio.wait_for(
-                    self._store.directory.renew.remote(list(self._leases), self._lease_s), self._fetch_timeout_s
-                )
+                async with asyncio.timeout(self._fetch_timeout_s):
+                    renewed = await self._store.directory.renew.remote(list(self._leases), self._lease_s)
             except STORE_FAILURES as error:
                 self._miss(failure_label(error))
                 return
@@ -250,7 +256,8 @@ class KvExchange:
         store = self._store.stores[self._store.local_store_id]
         pull = store.pull.remote(worker, export_id, keys, num_tokens, self._loaded.layout, self._loaded.fingerprint)
         try:
-            receipt: PullReceipt = await asyncio.wait_for(pull, self._publish_timeout_s)
+            async with asyncio.timeout(self._publish_timeout_s):
+                receipt: PullReceipt = await pull
         except STORE_FAILURES as error:
             self._miss(failure_label(error))
             return None
@@ -289,19 +296,20 @@ class KvExchange:
         )
 
     async def _fetch_tail(
-        self, store: StoreAddress, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int], done_tokens: int
+        self, store: StoreAddress, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int]
     ) -> int:
+        """How many tokens of the last block it brought in."""
         layout = self._loaded.layout
         parts = await fetch_tail(
             store.stores, tail, num_tokens, layout, self._loaded.fingerprint,
             timeout_s=self._fetch_timeout_s, on_miss=self._miss,
         )  # fmt: skip
         if parts is None:
-            return done_tokens
+            return 0
         block = layout.full_blocks(num_tokens)
         for part in parts:
             await self._write(part.header.range, block_ids[block : block + 1], part.payload)
-        return num_tokens
+        return tail.num_tokens
 
     async def _write(self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any]) -> None:
         """A copy that was begun is waited for however often the caller is cancelled: the pages are not free before."""

@@ -183,7 +183,8 @@ class Frontend:
         if not keys or self._directory is None:
             return 0
         try:
-            blocks = await asyncio.wait_for(self._directory.match_blocks.remote(keys), _MATCH_TIMEOUT_S)
+            async with asyncio.timeout(_MATCH_TIMEOUT_S):  # wait_for can swallow a cancellation until Python 3.12
+                blocks = await self._directory.match_blocks.remote(keys)
         except (RayError, TimeoutError):
             return 0
         return int(blocks) * self._facts().layout.block_tokens

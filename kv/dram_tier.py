@@ -20,7 +20,8 @@ Demote: TypeAlias = Callable[[ExtentInfo, Sequence[Any]], Awaitable[None]]
 
 async def ask(answer: Awaitable[Any]) -> Any:
     """What the directory answers. Raises TimeoutError when it does not in time."""
-    return await asyncio.wait_for(answer, DIRECTORY_TIMEOUT_S)
+    async with asyncio.timeout(DIRECTORY_TIMEOUT_S):
+        return await answer
 
 
 class DramTier:

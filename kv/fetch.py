@@ -15,7 +15,7 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ObjectLostError
 
 from kv.errors import PartError
-from kv.extents import ExtentSlice, Lookup, TailReceipt
+from kv.extents import ExtentSlice, Lookup, StoredPart, TailReceipt
 from kv.layout import KvLayout
 from kv.part_range import covers_all_lanes
 from kv.part_refs import part_buffer
@@ -31,16 +31,18 @@ _Refs: TypeAlias = dict[str, ObjectRef[Any] | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FetchedBlocks:
-    """Consecutive blocks of the request, as views into the object store; it keeps them as long as this lives."""
+class FetchedPart:
+    """Some layers and KV heads of consecutive blocks of the request, as a view into the object store; it keeps that as
+    long as this lives."""
 
     first_block: int
     """Counted from the start of the request."""
     num_blocks: int
     first: int
-    """Where these blocks begin along the first axis of each part's payload."""
-    parts: tuple[DecodedPart, ...]
-    """Together they hold every layer and KV head once."""
+    """Where these blocks begin along the first axis of the part's payload."""
+    part: DecodedPart
+    num_layers: int
+    """With this part the first so many layers of all blocks of the fetch have arrived, lost ones left out."""
 
 
 async def fetch_parts(
@@ -52,19 +54,22 @@ async def fetch_parts(
     fingerprint: bytes,
     *,
     timeout_s: float,
-    on_miss: Callable[[str], None],
-) -> AsyncGenerator[FetchedBlocks]:
-    """Fetch what a lookup found, in block order. Ends early, before the first block that cannot be had.
+    on_miss: Callable[[str, int], None],
+) -> AsyncGenerator[FetchedPart]:
+    """Fetch what a lookup found: the first layers of all blocks, in block order, then the next layers. Who computes
+    meanwhile can begin with the first layers.
 
-    A broken extent is reported, so that the next lookup does not find it. The lease is released when the iteration
-    ends: iterate to the end, or close the iterator (`contextlib.aclosing`).
+    Blocks that cannot be had, and all after them, are left out from then on; when the iteration has ended, all parts of
+    all blocks before them have been given. A broken extent is reported, so that the next lookup does not find it. The
+    lease is released when the iteration ends: iterate to the end, or close the iterator (`contextlib.aclosing`).
 
     Args:
         stores: node stores by id.
         lookup: what `DirectoryActor.lookup` returned for `keys`.
-        keys: the chain of the request; every block that is yielded carries its key.
+        keys: the chain of the request; every block that is given carries its key.
         timeout_s: for the whole fetch. Should be below the time of the lease.
-        on_miss: called with a metric label when the iteration ends early.
+        on_miss: called when blocks are left out: with a metric label, and the number of blocks, from the start of the
+            request, that may still come.
 
     Raises:
         ValueError: `keys` are fewer than the lookup found; without its key no block can be verified.
@@ -76,26 +81,43 @@ async def fetch_parts(
         if len(keys) < lookup.num_blocks:
             raise ValueError(f"{len(keys)} keys were given for {lookup.num_blocks} blocks: give those of the lookup")
         answers.update(_ask_stores(stores, lookup))
-        for piece in lookup.slices:
+        wanted = _in_order(lookup.slices, first_block)
+        while wanted:
+            at_block, piece, part = wanted.pop(0)
             if piece.store_id not in stores:
-                on_miss("unknown_store")
-                return
+                wanted = [later for later in wanted if later[0] < at_block]
+                on_miss("unknown_store", at_block)
+                continue
             try:
+                if not covers_all_lanes(layout, (part.range for part in piece.parts)):
+                    raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
                 answer = asyncio.shield(answers[piece.extent_id])  # other extents may wait for the same one
-                refs = await asyncio.wait_for(answer, deadline_s - time.monotonic())
-                wanted = tuple(keys[first_block : first_block + piece.count])
-                parts = await _read(refs, piece, wanted, layout, fingerprint, deadline_s)
+                async with asyncio.timeout(deadline_s - time.monotonic()):
+                    refs = await answer
+                own_keys = tuple(keys[at_block : at_block + piece.count])
+                expect = PartExpectation(layout, fingerprint, part.range, own_keys, first_key=piece.first)
+                decoded = await _read(refs[part.part_id], part, expect, deadline_s)
             except STORE_FAILURES as error:
-                on_miss(failure_label(error))
-                _report(error, piece, directory, stores[piece.store_id])
-                return
-            yield FetchedBlocks(first_block, piece.count, piece.first, parts)
-            first_block += piece.count
+                _report(error, piece, directory, stores)
+                wanted = [later for later in wanted if later[0] < at_block]
+                on_miss(failure_label(error), at_block)
+                continue
+            num_layers = wanted[0][2].range.first_layer if wanted else layout.num_layers
+            yield FetchedPart(at_block, piece.count, piece.first, decoded, num_layers)
     finally:
         for task in answers.values():
             task.cancel()
         if lookup.lease_id is not None:
             directory.release.remote(lookup.lease_id)
+
+
+def _in_order(slices: Sequence[ExtentSlice], first_block: int) -> list[tuple[int, ExtentSlice, StoredPart]]:
+    """(first block, slice, part) of everything, by first layer, then by block."""
+    wanted = []
+    for piece in slices:
+        wanted += [(first_block, piece, part) for part in piece.parts]
+        first_block += piece.count
+    return sorted(wanted, key=lambda item: (item[2].range.first_layer, item[0], item[2].range.first_head))
 
 
 async def fetch_tail(
@@ -124,7 +146,8 @@ async def fetch_tail(
             if tail.store_id not in stores:
                 on_miss("unknown_store")
                 return None
-            refs = await asyncio.wait_for(stores[tail.store_id].claim_tail.remote(tail.tail_id), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                refs = await stores[tail.store_id].claim_tail.remote(tail.tail_id)
             if refs is None:
                 raise PartError("gone", f"tail {tail.tail_id} was claimed, discarded or has expired")
             buffers = [await part_buffer(ref, deadline_s) for ref in refs]
@@ -168,29 +191,17 @@ async def _refs_of(store: Actor, pieces: Sequence[ExtentSlice]) -> _Refs:
 
 
 async def _read(
-    refs: _Refs,
-    piece: ExtentSlice,
-    keys: tuple[bytes, ...],
-    layout: KvLayout,
-    fingerprint: bytes,
-    deadline_s: float,
-) -> tuple[DecodedPart, ...]:
-    if not covers_all_lanes(layout, (part.range for part in piece.parts)):
-        raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
-    parts = []
-    for part in piece.parts:
-        ref = refs[part.part_id]
-        if ref is None:
-            raise PartError("gone", f"{part.part_id} is not in its store")
-        expect = PartExpectation(layout, fingerprint, part.range, keys, first_key=piece.first)
-        parts.append(decode_part(await part_buffer(ref, deadline_s), expect))
-    return tuple(parts)
+    ref: ObjectRef[Any] | None, part: StoredPart, expect: PartExpectation, deadline_s: float
+) -> DecodedPart:
+    if ref is None:
+        raise PartError("gone", f"{part.part_id} is not in its store")
+    return decode_part(await part_buffer(ref, deadline_s), expect)
 
 
-def _report(error: Exception, piece: ExtentSlice, directory: Actor, store: Actor) -> None:
+def _report(error: Exception, piece: ExtentSlice, directory: Actor, stores: Mapping[str, Actor]) -> None:
     # Being slow, or out of reach for a moment, is not being broken.
     if isinstance(error, ActorDiedError):
         directory.drop_store.remote(piece.store_id)
-    elif isinstance(error, PartError | ObjectLostError):
+    elif isinstance(error, PartError | ObjectLostError) and piece.store_id in stores:
         directory.drop_extent.remote(piece.extent_id)
-        store.drop.remote([piece.extent_id])
+        stores[piece.store_id].drop.remote([piece.extent_id])

@@ -18,6 +18,8 @@ async def part_buffer(ref: ObjectRef[Any], deadline_s: float) -> Any:
     Raises:
         TimeoutError, ray.exceptions.RayError: it did not come in time, or never will.
     """
-    value = await asyncio.wait_for(ref, deadline_s - time.monotonic())
+    # Not wait_for: until Python 3.12 that can swallow the cancellation of whoever waits.
+    async with asyncio.timeout(deadline_s - time.monotonic()):
+        value = await ref
     # Ray spreads a returned list over its references only when there are several of them.
     return value[0] if isinstance(value, list) and len(value) == 1 else value

@@ -194,29 +194,51 @@ def fetch(
 ) -> tuple[int, list[str]]:
     """Fetch, compare every value, and return (blocks from the start of the request, misses)."""
     misses: list[str] = []
-    end = found.num_blocks - sum(piece.count for piece in found.slices)
+    end = found.num_blocks
+    start = end - sum(piece.count for piece in found.slices)
+    lanes: dict[int, set[tuple[int, int]]] = {block: set() for block in range(start, end)}
 
-    async def run() -> int:
+    def lose(label: str, num_blocks: int) -> None:
         nonlocal end
-        async for got in fetch_parts(
-            setup.directory, stores, found, keys, LAYOUT, FINGERPRINT, timeout_s=timeout_s, on_miss=misses.append
-        ):
-            assert got.first_block == end
-            end += got.num_blocks
-            wanted = np.stack([values_of(LAYOUT, key) for key in keys[got.first_block : end]])
-            for part in got.parts:
-                where = part.header.range
-                np.testing.assert_array_equal(
-                    part.payload[got.first : got.first + got.num_blocks],
-                    wanted[
-                        :,
-                        where.first_layer : where.first_layer + where.num_layers,
-                        where.first_head : where.first_head + where.num_heads,
-                    ],
-                )
-        return end
+        misses.append(label)
+        assert num_blocks < end
+        end = num_blocks
 
-    return asyncio.run(run()), misses
+    def complete_layers() -> int:
+        """Leading layers that all blocks have which may still come."""
+        return min(
+            next(
+                (
+                    x
+                    for x in range(LAYOUT.num_layers)
+                    if any((x, y) not in lanes[b] for y in range(LAYOUT.num_kv_heads))
+                ),
+                LAYOUT.num_layers,
+            )
+            for b in range(start, end)
+        )
+
+    async def run() -> None:
+        async for got in fetch_parts(
+            setup.directory, stores, found, keys, LAYOUT, FINGERPRINT, timeout_s=timeout_s, on_miss=lose
+        ):
+            where = got.part.header.range
+            stop = got.first_block + got.num_blocks
+            wanted = np.stack([values_of(LAYOUT, key) for key in keys[got.first_block : stop]])
+            layers = range(where.first_layer, where.first_layer + where.num_layers)
+            heads = range(where.first_head, where.first_head + where.num_heads)
+            np.testing.assert_array_equal(
+                got.part.payload[got.first : got.first + got.num_blocks],
+                wanted[:, layers.start : layers.stop, heads.start : heads.stop],
+            )
+            for block in range(got.first_block, stop):
+                lanes[block] |= {(layer, head) for layer in layers for head in heads}
+            assert got.num_layers == complete_layers()
+
+    asyncio.run(run())
+    everything = LAYOUT.num_layers * LAYOUT.num_kv_heads
+    assert all(len(lanes[block]) == everything for block in range(start, end))
+    return end, misses
 
 
 def claim(stores: dict[str, Any], tail: TailReceipt, num_tokens: int, layout: KvLayout) -> tuple[Any, list[str]]:

@@ -42,7 +42,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(setup: Setup, folder: Path, dram_bytes: int = 64 * MIB, disk_bytes: int = 64 * MIB, **settings: Any) -> Any:
-    return setup.store(dram_bytes, disk=DiskSettings(str(folder), disk_bytes, **settings))
+    store = setup.store(dram_bytes, disk=DiskSettings(str(folder), disk_bytes, **settings))
+    # What leaves DRAM before the folder is listed is not written.
+    eventually(lambda: (disk := stats_of(store).disk) is None or disk.is_scanned)
+    return store
 
 
 def disk_of(store: Any) -> DiskStats:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -56,6 +57,10 @@ def setup() -> Iterator[Setup]:
         ray.kill(actor)
 
 
+def no_miss(label: str, num_blocks: int) -> None:
+    pytest.fail(f"{label} after {num_blocks} blocks")
+
+
 def assert_nothing_pending(setup: Setup, store: Any) -> None:
     eventually(lambda: setup.directory_stats()["num_puts"] == 0)
     stats = stats_of(store)
@@ -85,15 +90,22 @@ def test_parts_of_a_block_are_put_together(setup: Setup, worker: Any) -> None:
     found = setup.lookup(keys)
     assert [len(piece.parts) for piece in found.slices] == [6, 6]
 
-    async def run() -> list[NDArray[Any]]:
-        blocks = []
+    async def run() -> tuple[list[list[NDArray[Any]]], list[int]]:
+        blocks: list[list[NDArray[Any]]] = [[], []]
+        num_layers = []
         async for got in fetch_parts(
-            setup.directory, {"s": store}, found, keys, layout, FINGERPRINT, timeout_s=30.0, on_miss=pytest.fail
+            setup.directory, {"s": store}, found, keys, layout, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
         ):
-            blocks.append(np.concatenate([part.payload[0] for part in got.parts], axis=0))
-        return blocks
+            blocks[got.first_block].append(got.part.payload[0])
+            num_layers.append(got.num_layers)
+        return blocks, num_layers
 
-    np.testing.assert_array_equal(asyncio.run(run()), [values_of(layout, key) for key in keys])
+    blocks, num_layers = asyncio.run(run())
+    for key, layers in zip(keys, blocks, strict=True):
+        np.testing.assert_array_equal(np.concatenate(layers), values_of(layout, key))
+    # The first layers of both blocks come first, so that computing can begin.
+    stops = [part.range.first_layer + part.range.num_layers for part in found.slices[0].parts]
+    assert num_layers == [layer for start, stop in pairwise([0, *stops]) for layer in (start, stop)]
 
 
 def test_groups_of_layers_are_stored_apart_and_read_together(setup: Setup, worker: Any) -> None:
@@ -387,7 +399,7 @@ def test_another_models_reader_gets_nothing(setup: Setup, worker: Any) -> None:
             layout,
             fingerprint,
             timeout_s=30.0,
-            on_miss=misses.append,
+            on_miss=lambda label, _: misses.append(label),
         ):
             pytest.fail("a foreign part was handed out")
 
@@ -420,7 +432,7 @@ def test_a_reader_that_stops_early_releases_its_lease(setup: Setup, worker: Any)
     async def run() -> None:
         async with aclosing(
             fetch_parts(
-                setup.directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=pytest.fail
+                setup.directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
             )
         ) as blocks:
             async for got in blocks:
@@ -440,13 +452,13 @@ def test_a_slow_reader_keeps_its_blocks_after_lease_and_extent_are_gone(setup: S
 
     async def run() -> None:
         async for got in fetch_parts(
-            setup.directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=pytest.fail
+            setup.directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
         ):
             if not ends:
                 await setup.directory.release.remote(found.lease_id)
                 await store.drop.remote(await setup.directory.evict.remote("s", "dram", 36 * LAYOUT.block_bytes))
             wanted = [values_of(LAYOUT, key) for key in keys[got.first_block : got.first_block + got.num_blocks]]
-            np.testing.assert_array_equal(got.parts[0].payload, wanted)
+            np.testing.assert_array_equal(got.part.payload, wanted)
             ends.append(got.first_block + got.num_blocks)
 
     asyncio.run(run())
