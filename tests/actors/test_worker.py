@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import random
@@ -25,7 +26,10 @@ from actors.worker_settings import WorkerSettings
 from kv.directory_actor import DirectoryActor
 from kv.extents import PullReceipt
 from kv.fetch_choice import FetchRun
+from kv.layout import KvLayout
 from kv.node_store import NodeStore
+from kv.part_range import PartRange
+from kv.parts import PartExpectation, decode_part
 from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
 from tests.reference import assert_greedy, load_reference
@@ -51,9 +55,51 @@ class ProbedWorker(Worker):
         for _ in range(500):
             self._exchange.rates.fetched([run], run.num_bytes / bytes_per_s)
 
+    async def pause_exports(self) -> None:
+        """Every copy waits for `resume_exports`."""
+        self._copies, self._may_copy, export = threading.Semaphore(0), threading.Event(), self._exchange.export
+
+        def wait_and_export(*arguments: Any) -> Any:
+            self._copies.release()
+            assert self._may_copy.wait(60)
+            return export(*arguments)
+
+        self._exchange.export = wait_and_export  # type: ignore[method-assign]
+
+    async def wait_copy(self) -> None:
+        """Until one more copy has begun."""
+        await asyncio.to_thread(self._copies.acquire)
+
+    async def resume_exports(self) -> None:
+        self._may_copy.set()
+        del self._exchange.export
+
     async def block(self, blocked_s: float) -> None:
         """Keeps the engine's thread in one turn for so long."""
         self._thread.call(lambda _: threading.Event().wait(blocked_s))
+
+
+class PlainPuller:
+    """In a store's place: takes one block of every export, and says what came of it."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+        """By export id."""
+
+    async def pull(
+        self, worker: Any, export_id: str, keys: list[bytes], _: int, layout: KvLayout, fingerprint: bytes
+    ) -> PullReceipt:
+        part = PartRange(0, 1, 0, layout.num_layers, 0, layout.num_kv_heads)
+        try:
+            (buffer,) = await worker.export.remote(export_id, [part])
+            decode_part(buffer, PartExpectation(layout, fingerprint, part, (keys[0],)))
+            self.outcomes[export_id] = "got it"
+        except LookupError as error:
+            self.outcomes[export_id] = str(error).splitlines()[-1]
+        return PullReceipt(0, None)
+
+    async def seen(self) -> dict[str, str]:
+        return self.outcomes
 
 
 class Cell:
@@ -72,9 +118,12 @@ class Cell:
                 MODEL, role, ENGINE, 1, lease_s=30.0, fetch_timeout_s=5.0, owner_silence_s=SILENCE_S
             )
             self.workers[role] = actor.remote(role, settings)
-        for worker in self.workers.values():
-            address = StoreAddress(self.directory, {"node": self.store}, "node")
-            ray.get(worker.use_store.remote(address), timeout=120)
+        for role in roles:
+            self.use_store(role, self.store)
+
+    def use_store(self, role: Role, store: Any) -> None:
+        address = StoreAddress(self.directory, {"node": store}, "node")
+        ray.get(self.workers[role].use_store.remote(address), timeout=120)
 
     def stop(self) -> None:
         for actor in (*self.workers.values(), self.store, self.directory):
@@ -150,6 +199,14 @@ def cell(ray_cluster: None) -> Iterator[Cell]:
     cell = Cell()
     yield cell
     cell.stop()
+
+
+@pytest.fixture(scope="module")
+def puller(ray_cluster: None) -> Iterator[Any]:
+    actor: Any = ray.remote(num_cpus=0)(PlainPuller).remote()
+    ray.get(actor.seen.remote(), timeout=120)
+    yield actor
+    ray.kill(actor)
 
 
 @pytest.fixture
@@ -268,6 +325,32 @@ def test_aborts_around_the_end_of_an_answer_free_everything_and_lose_nothing(
     stored = sum((len(tokens) - 1) // ENGINE.block_tokens for tokens in whole if len(tokens) > ENGINE.block_tokens)
     assert stored > 0
     assert cell.stats("decode")["published_answer_blocks"] - before >= stored
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+def test_what_is_read_of_an_answer_whose_blocks_were_needed_is_void(
+    cell: Cell, prefill: Client, decode: Client, puller: Any, is_needed: bool
+) -> None:
+    before = cell.stats("decode")["answers_given_up"]
+    cell.use_store("decode", puller)
+    ray.get(decode.worker.pause_exports.remote(), timeout=30)
+    try:
+        answer = decode.submit(decode.request(make_prompt(130, seed=2000 + is_needed, vocab=200), max_tokens=70))
+        decode.wait_end(answer)
+        ray.get(decode.worker.wait_copy.remote(), timeout=30)
+        if is_needed:
+            # All blocks of the pool but one: it is served though a copy is under way.
+            large = decode.submit(decode.request(make_prompt(62 * 64, seed=2002, vocab=200), max_tokens=1))
+            decode.wait_end(large)
+        ray.get(decode.worker.resume_exports.remote(), timeout=30)
+        name = answer.request_id
+        wait_until(lambda: name in ray.get(puller.seen.remote(), timeout=30), 10.0, "the pull does not end")
+        outcome = ray.get(puller.seen.remote(), timeout=30)[name]
+        assert outcome.endswith("is not held any more" if is_needed else "got it")
+        assert cell.stats("decode")["answers_given_up"] == before + is_needed
+    finally:
+        cell.use_store("decode", cell.store)
+    cell.wait_free()
 
 
 def test_the_tail_of_a_hand_over_that_nobody_takes_is_freed_by_the_abort(cell: Cell, prefill: Client) -> None:
