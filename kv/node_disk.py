@@ -76,6 +76,8 @@ class NodeDisk:
         self._extents: dict[str, _OnDisk] = {}
         self._queue: dict[str, None] = {}
         self._writing: str | None = None
+        self._write_lock = asyncio.Lock()
+        """Held while `_writing` is."""
         self._queue_changed = asyncio.Event()
         self._is_settled = asyncio.Event()
         self._scanned = asyncio.Event()
@@ -100,17 +102,16 @@ class NodeDisk:
     async def demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
         """An extent leaves DRAM; the directory has it there no more. Written now if it still waits to be."""
         extent_id = info.extent_id
-        if extent_id in self._extents:
+        if extent_id == self._writing:
+            async with self._write_lock:  # then it is there, and listed
+                pass
+        elif extent_id in self._extents:
             await asyncio.to_thread(self._tier.touch, _hex(extent_id))
         elif not self._scanned.is_set():
             self._refusals["disk_scanning"] += 1
         elif extent_id in self._queue:
             del self._queue[extent_id]
-            num_bytes = await self._write(info, refs)
-            if num_bytes is not None:
-                self._counts["demoted_extents"] += 1
-                refused = await ask(self._directory.adopt.remote([Copy(info, "disk", num_bytes)]))
-                await self._remove(refused)
+            self._counts["demoted_extents"] += await self._write_and_list(info, refs)
 
     async def drop(self, extent_ids: Sequence[str]) -> None:
         """Frees extents that the directory no longer lists here. Those that are not here are no error."""
@@ -211,19 +212,26 @@ class NodeDisk:
             info, refs = self._dram.ledger.extent(extent_id), self._dram.ledger.refs(extent_id)
             if info is None:
                 continue
-            self._writing = extent_id
-            try:
-                num_bytes = await self._write(info, refs)
-                del refs  # or this loop would keep the objects until there is something else to write
-                if num_bytes is not None and not await ask(
-                    self._directory.add_copy.remote(extent_id, "disk", num_bytes)
-                ):
-                    await self._remove([extent_id])
-            except STORE_FAILURES as error:
-                self._refusals[failure_label(error)] += 1
-                await self._remove([extent_id])
-            finally:
-                self._writing = None
+            async with self._write_lock:
+                self._writing = extent_id
+                try:
+                    await self._write_and_list(info, refs)
+                finally:
+                    self._writing = None
+            del refs  # or this loop would keep the objects until there is something else to write
+
+    async def _write_and_list(self, info: ExtentInfo, refs: Sequence[Any]) -> bool:
+        """Whether the extent can be read from here on return. It may have left DRAM meanwhile."""
+        num_bytes = await self._write(info, refs)
+        if num_bytes is None:
+            return False
+        try:
+            refused = await ask(self._directory.adopt.remote([Copy(info, "disk", num_bytes)]))
+        except STORE_FAILURES as error:
+            self._refusals[failure_label(error)] += 1
+            refused = [info.extent_id]
+        await self._remove(refused)
+        return not refused
 
     async def _write(self, info: ExtentInfo, refs: Sequence[Any]) -> int | None:
         """Bytes that the new file takes; None when it could not be written."""
