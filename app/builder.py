@@ -79,6 +79,7 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
         lease_s=settings.store.lease_s,
         fetch_timeout_s=settings.store.fetch_timeout_s,
         pull_timeout_s=settings.store.pull_timeout_s,
+        max_publishing_answers=settings.store.max_publishing_answers,
     )
     # One bundle for shell and Worker together: they share a node, and the Worker takes what the shell leaves.
     bundle = {"CPU": max(workers.num_cpus, _SHELL_CPUS), **({"GPU": num_gpus} if num_gpus else {})}

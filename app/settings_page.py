@@ -41,6 +41,7 @@ _UNITS = {
     "_blocks": "blocks",
     "_pages": "pages",
     "_requests": "requests",
+    "_answers": "answers",
     "_threads": "threads",
     "_cpus": "CPUs",
     "_gpus": "GPUs",

@@ -63,10 +63,11 @@ class StoreSettings(SettingsBlock):
         description="File with eviction and times-to-live of groups of prefixes, read when the application is built. "
         "Takes the place of eviction and ttl_s.",
     )
-    publish_answers: bool = Field(
-        default=True,
-        description="Whether decode workers store the KV of what they generated, so that the next turn of a chat finds "
-        "it.",
+    max_publishing_answers: int = Field(
+        default=8,
+        ge=0,
+        description="Ended answers whose KV the store takes over from one decode worker at a time, so that the next turn "
+        "of a chat finds it; an answer that ends meanwhile is not stored. 0: no answers are stored.",
     )
     lease_s: float = Field(
         default=30.0, gt=0, description="Seconds that a hold on stored KV lasts unless it is renewed."
