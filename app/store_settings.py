@@ -66,8 +66,8 @@ class StoreSettings(SettingsBlock):
     max_publishing_answers: int = Field(
         default=8,
         ge=0,
-        description="Ended answers whose KV the store takes over from one decode worker at a time, so that the next turn "
-        "of a chat finds it; an answer that ends meanwhile is not stored. 0: no answers are stored.",
+        description="Ended answers whose KV the store takes over from one decode worker at a time, so that the next "
+        "turn of a chat finds it; an answer that ends meanwhile is not stored. 0: no answers are stored.",
     )
     lease_s: float = Field(
         default=30.0, gt=0, description="Seconds that a hold on stored KV lasts unless it is renewed."

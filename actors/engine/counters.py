@@ -27,10 +27,12 @@ class EngineCounters:
     failed_requests: int = 0
     steps: int = 0
     busy_s: float = 0.0
-    """Wall time in steps."""
+    """Wall time in steps, waiting for KV left out."""
+    waited_s: float = 0.0
+    """Wall time in steps spent waiting for KV that came layer by layer."""
 
     def count_chunk(self, chunk: Chunk) -> None:
-        """To be called before the chunk runs."""
+        """To be called before the chunk's tokens count as computed."""
         sequence = chunk.sequence
         if not sequence.was_counted:
             sequence.was_counted = True

@@ -18,6 +18,7 @@ from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import clear_pages
 from actors.engine.request import (
@@ -135,14 +136,18 @@ class Engine:
         self.counters.aborted_requests += 1
         return True
 
+    def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
+        """The KV of the first `num_tokens` tokens of a fetching request is on its way, first layers first: it is
+        computed meanwhile. `fetched` follows in any case. False when the request is gone."""
+        return self.scheduler.arriving(request_id, num_tokens, incoming)
+
     def fetched(self, request_id: str, num_tokens: int) -> bool:
-        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone."""
-        sequence = self.scheduler.fetching.get(request_id)
+        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or has
+        been computed while they arrived."""
+        sequence = self.scheduler.fetched(request_id, num_tokens)
         if sequence is None:
             return False
-        held = sequence.num_computed
-        self.scheduler.fetched(request_id, num_tokens)
-        self.counters.fetched_tokens += sequence.num_computed - held
+        self.counters.fetched_tokens += sequence.num_fetched_tokens
         return True
 
     def export_content(self, request_id: str) -> tuple[list[int], list[bytes], int]:
@@ -174,9 +179,13 @@ class Engine:
         if not chunks:
             return StepResult(fetches=self._take_fetches())
         started_s = time.perf_counter()
-        for chunk in chunks:
-            self.counters.count_chunk(chunk)
         output = self._runner.run(plan)
+        # What was computed from KV that did not come. The other rows of the batch have nothing to do with it.
+        void = {
+            chunk.sequence.request_id: chunk.sequence
+            for chunk in chunks
+            if chunk.sequence.incoming is not None and chunk.sequence.incoming.has_failed
+        }
         last_rows = itertools.accumulate(chunk.num_tokens for chunk in chunks)
         damaged: dict[str, str] = {}
         for chunk, end in zip(chunks, last_rows, strict=True):
@@ -187,29 +196,44 @@ class Engine:
                     damaged[chunk.sequence.request_id] = str(error)
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         tokens = self._sample(sampling, output.sampled)
-        whole = [chunk for chunk in chunks if chunk.sequence.request_id not in damaged]
+        unusable = damaged.keys() | void.keys()
         events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
-        for chunk in whole:
-            self.scheduler.computed(chunk)
+        for sequence in void.values():
+            self.scheduler.return_to_fetching(sequence)
+        waited_s = 0.0
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.request_id in void:
+                continue
+            if sequence.incoming is not None:
+                waited_s += sequence.incoming.waited_s
+                self.scheduler.arrived(sequence)
+                self.counters.fetched_tokens += sequence.num_fetched_tokens
+            self.counters.count_chunk(chunk)
+            if sequence.request_id not in damaged:
+                self.scheduler.computed(chunk)
         events += [
             self._accept(sequence, token)
             for sequence, token in zip(sampling, tokens, strict=True)
-            if sequence.request_id not in damaged
+            if sequence.request_id not in unusable
         ]
         result = StepResult(
             events,
             self._take_fetches(),
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
-            duration_s=time.perf_counter() - started_s,
+            duration_s=time.perf_counter() - started_s - waited_s,
         )
+        self.counters.waited_s += waited_s
         self.counters.steps += 1
         self.counters.busy_s += result.duration_s
         return result
 
     def fail_all(self, reason: str) -> StepResult:
-        """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: they took no
-        part in it, and their blocks are in use by others. Fetches that the broken step planned are in the result."""
+        """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
+        are in use by others. Fetches that the broken step planned are in the result."""
+        for sequence in [s for s in self._sequences.values() if s.incoming is not None]:
+            self.scheduler.return_to_fetching(sequence)
         failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
         return StepResult([self._fail(sequence, reason) for sequence in failed], self._take_fetches())
 

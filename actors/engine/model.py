@@ -66,9 +66,9 @@ class CausalModel:
         self._activation = _ACTIVATIONS[spec.activation]
         self._frequencies = torch.tensor(spec.rotary_frequencies, dtype=torch.float32, device=pages.device)
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
         """The whole model over one step: hidden states [T, hidden] before the head."""
-        return self.run_layers(self.embed(batch), range(self.spec.num_layers), batch)
+        return self.run_layers(self.embed(batch), range(self.spec.num_layers), batch, before_layer)
 
     def embed(self, batch: StepBatch) -> torch.Tensor:
         """[T, hidden]"""
@@ -79,12 +79,17 @@ class CausalModel:
             x = x + F.embedding(batch.positions + self.spec.position_offset, self._outer["positions.weight"])
         return x
 
-    def run_layers(self, x: torch.Tensor, layers: range, batch: StepBatch) -> torch.Tensor:
-        """Runs a range of layers that lie here over hidden states [T, hidden], writing their K and V to pages."""
+    def run_layers(
+        self, x: torch.Tensor, layers: range, batch: StepBatch, before_layer: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Runs a range of layers that lie here over hidden states [T, hidden], writing their K and V to pages.
+        `before_layer` is called with each one's number before it is run."""
         self._backend.begin(batch)
         step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype))
         x = pad_rows(x)
         for layer in layers:
+            if before_layer is not None:
+                before_layer(layer)
             x = self._layer(x, layer, step)
         return x[: step.num_rows]
 

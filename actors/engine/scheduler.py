@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from actors.engine.block_manager import BlockManager
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest
 from actors.engine.sequence import ExtendKeys, SequenceState, Status
 
@@ -154,19 +155,44 @@ class Scheduler:
         plan.fresh_blocks, self._fresh_blocks = self._fresh_blocks, []
         return plan
 
-    def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
-        """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
-        when the request is gone."""
+    def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
+        """The first `num_tokens` tokens' KV of a fetching sequence is on its way, first layers first: it may be
+        computed. False when the request is gone, or is fetching no more."""
         sequence = self.fetching.pop(request_id, None)
         if sequence is None:
-            return None
+            return False
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
-        # Whatever was not brought in by now is computed here: a preempted sequence must not ask for it again.
-        sequence.external_tokens = 0
-        self._count_cached(sequence)
-        self._register_full_blocks(sequence)
+        sequence.incoming = incoming
+        self._start(sequence)
+        return True
+
+    def return_to_fetching(self, sequence: SequenceState) -> None:
+        """What was arriving for it has failed: it waits for `fetched` again, which says what there is."""
+        self.running.remove(sequence)
+        sequence.status = Status.FETCHING
+        self.fetching[sequence.request_id] = sequence
+        sequence.incoming = None
+        sequence.num_computed = sequence.num_registered * self.settings.block_tokens
+
+    def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
+        """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
+        when the request is gone, or was computed while it arrived."""
+        sequence = self.fetching.get(request_id)
+        if sequence is None:
+            sequence = next((s for s in self.running if s.request_id == request_id and s.incoming is not None), None)
+            if sequence is None:
+                return None
+            self.return_to_fetching(sequence)
+        del self.fetching[request_id]
+        sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
+        self._count_fetched(sequence)
         self._start(sequence)
         return sequence
+
+    def arrived(self, sequence: SequenceState) -> None:
+        """All of what was arriving for a sequence is in its blocks."""
+        sequence.incoming = None
+        self._count_fetched(sequence)
 
     def computed(self, chunk: Chunk) -> None:
         """The chunk's KV is in its blocks: full blocks become findable."""
@@ -252,6 +278,13 @@ class Scheduler:
             self._count_cached(sequence)
         return True
 
+    def _count_fetched(self, sequence: SequenceState) -> None:
+        # Whatever was not brought in by now is computed here: a preempted sequence must not ask for it again.
+        sequence.external_tokens = 0
+        sequence.num_fetched_tokens = sequence.num_computed - sequence.num_registered * self.settings.block_tokens
+        self._count_cached(sequence)
+        self._register_full_blocks(sequence)
+
     def _count_cached(self, sequence: SequenceState) -> None:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
@@ -263,7 +296,8 @@ class Scheduler:
         if missing > self.blocks.num_available:
             self._give_up_answers(missing - self.blocks.num_available)
         while missing > self.blocks.num_available:
-            victim = max(self.running, key=lambda s: s.arrival)
+            # Blocks that KV arrives in cannot be given away.
+            victim = max((s for s in self.running if s.incoming is None), key=lambda s: s.arrival)
             self._preempt(victim)
             if victim is sequence:
                 return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest, TokenLogprobs
 
 ExtendKeys = Callable[[Sequence[bytes], Sequence[int]], list[bytes]]
@@ -40,6 +41,10 @@ class SequenceState:
         self.block_ids: list[int] = []
         self.num_registered = 0
         self.external_tokens = min(request.external_tokens, len(self.tokens) - 1)
+        self.incoming: LayerArrival | None = None
+        """KV of tokens before `num_computed` that is still on its way: the step waits for it, layer by layer."""
+        self.num_fetched_tokens = 0
+        """Tokens whose KV the last fetch brought in."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens whose KV was found rather than computed at the first admission; None before it."""
         self.num_preemptions = 0

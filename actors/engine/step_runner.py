@@ -33,13 +33,21 @@ class StepRunner:
         self._device = loaded.arena.pages.device
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Writes the K and V of the plan's tokens to their pages and returns their hidden states."""
-        replayed = self.graphs.run(plan.decodes) if self.graphs and not plan.prefills else None
+        """Writes the K and V of the plan's tokens to their pages and returns their hidden states. Before each layer it
+        waits for the K and V that are still on their way there."""
+        incoming = [chunk.sequence.incoming for chunk in plan.chunks if chunk.sequence.incoming is not None]
+
+        def wait(layer: int) -> None:
+            for arrival in incoming:
+                arrival.wait(layer + 1)
+
+        may_replay = self.graphs is not None and not plan.prefills and not incoming
+        replayed = self.graphs.run(plan.decodes) if self.graphs is not None and may_replay else None
         if replayed is not None:
             hidden, sampled_rows = replayed
         else:
             batch = build_batch(plan.decodes, plan.prefills, self._block_tokens, self._device)
-            hidden, sampled_rows = self._model.forward(batch), batch.sampled_rows
+            hidden, sampled_rows = self._model.forward(batch, wait if incoming else None), batch.sampled_rows
         # In a step of decodes alone every row is sampled from; rows rise, so as many as there are means all of them.
         all_sampled = sampled_rows.shape[0] == hidden.shape[0]
         return StepOutput(hidden, hidden if all_sampled else hidden.index_select(0, sampled_rows))
