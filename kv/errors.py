@@ -24,6 +24,10 @@ class PartError(KvError):
         return f"KV part refused ({self.reason}): {self.detail}"
 
 
+class PartUnavailableError(KvError):
+    """A part that is stored but cannot be had now, for a reason that may pass. Nobody reports it as broken."""
+
+
 class DiskTierError(KvError):
     """A folder that cannot be used as a disk tier. The message says which, why, and what to do."""
 

@@ -21,7 +21,7 @@ from ray import ObjectRef
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.dram_tier import Actor, DramTier, ask
-from kv.errors import DiskTierError
+from kv.errors import DiskTierError, PartUnavailableError
 from kv.extents import ExtentInfo, PullReceipt
 from kv.layout import KvLayout
 from kv.node_disk import NodeDisk
@@ -101,13 +101,15 @@ class NodeStore:
 
     async def get_parts(self, part_ids: Sequence[str]) -> list[ObjectRef[Any] | None]:
         """References to parts, brought from the disk if need be; None for one that is not here. Readers get them with a
-        timeout and verify them."""
+        timeout and verify them. Raises PartUnavailableError when one is on disk and cannot be read now."""
         refs: dict[str, ObjectRef[Any] | None] = {part_id: self._dram.ledger.part(part_id) for part_id in part_ids}
         if self._disk is not None:
             for extent_id in {_extent_of(part_id) for part_id, ref in refs.items() if ref is not None}:
                 self._disk.used(extent_id)
             wanted = list({_extent_of(part_id): None for part_id, ref in refs.items() if ref is None})
             for extent_id, parts in zip(wanted, await self._read(wanted), strict=True):
+                if parts is None and self._disk.has(extent_id):
+                    raise PartUnavailableError(f"extent {extent_id} is on disk, but cannot be read now")
                 refs.update((f"{extent_id}/{index}", ref) for index, ref in enumerate(parts or ()))
         self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
         return [refs[part_id] for part_id in part_ids]

@@ -12,7 +12,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from kv.errors import PartError
+from kv.errors import PartError, PartUnavailableError
 
 STORE_FAILURES: tuple[type[Exception], ...] = (RayError, TimeoutError, PartError)
 """What a wait for a part or for a store, directory or worker can end in. A caller makes it a miss or a refusal."""
@@ -23,6 +23,7 @@ _LABELS: tuple[tuple[type[Exception], str], ...] = (
     (ObjectLostError, "object_lost"),
     (RayActorError, "actor_died"),
     (GetTimeoutError, "timeout"),
+    (PartUnavailableError, "unavailable"),
     (RayTaskError, "raised"),
     (TimeoutError, "timeout"),
 )

@@ -15,7 +15,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from kv.errors import PartError
+from kv.errors import PartError, PartUnavailableError
 from kv.ray_failures import STORE_FAILURES, failure_label
 
 
@@ -41,6 +41,7 @@ def raised_in_a_worker(cause: Exception) -> Exception:
         (raised_in_a_worker(KeyError("request")), "raised"),
         (raised_in_a_worker(ObjectStoreFullError()), "object_store_full"),
         (raised_in_a_worker(TimeoutError()), "raised"),
+        (raised_in_a_worker(PartUnavailableError("too many open files")), "unavailable"),
     ],
     ids=repr,
 )
