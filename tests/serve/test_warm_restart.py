@@ -1,0 +1,207 @@
+"""What is on disk outlives the app, and the store's process: a known prefix is a hit, with the right tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import ray
+from ray.exceptions import RayError
+
+from kv.disk.extent_file import verify_file
+from kv.store_stats import StoreStats
+from tests.app_insides import processes, replica, store_stats, wait_free
+from tests.asked import SERVED, Answered, ask
+from tests.engine_driver import make_prompt
+from tests.judge import Judge
+from tests.running_app import Deploy, RunningApp, small_roles, wait_until
+
+pytestmark = pytest.mark.cluster
+
+MODEL = "random/llama-8x8"
+BLOCK = 16
+POOL_BLOCKS = 70
+ANSWER = 6
+BACK_LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk") / "kv"
+
+
+class Restarts:
+    """The app over one folder, and its restarts."""
+
+    def __init__(self, deploy: Deploy, folder: Path) -> None:
+        self._deploy = deploy
+        self._folder = folder
+        self._count = 0
+
+    def app(self) -> RunningApp:
+        """The running one."""
+        return self._deploy(
+            {
+                "model": MODEL,
+                "served_model_name": SERVED,
+                "engine": {
+                    "dtype": "float32",
+                    "block_tokens": BLOCK,
+                    "kv_cache_blocks": POOL_BLOCKS,
+                    "max_batch_tokens": 256,
+                },
+                "store": {
+                    "dram_gib": 0.1,
+                    "disk": {"folder": str(self._folder), "limit_gib": 0.5},
+                    # `deploy` keeps the app that it has unless something differs.
+                    "lease_s": 30.0 + self._count,
+                },
+                **small_roles(),
+            }
+        )
+
+    def restart(self) -> RunningApp:
+        """Deletes the app, as a user does who stops it, and deploys it again."""
+        self.app()
+        self._count += 1
+        return self.app()
+
+
+@pytest.fixture(scope="module")
+def restarts(deploy: Deploy, folder: Path) -> Restarts:
+    return Restarts(deploy, folder)
+
+
+@pytest.fixture
+def app(restarts: Restarts) -> RunningApp:
+    return restarts.app()
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge(MODEL)
+
+
+def prompt(length: int, seed: int) -> tuple[int, ...]:
+    return make_prompt(length, seed, vocab=250)
+
+
+def known(length: int) -> int:
+    return (length - 1) // BLOCK * BLOCK
+
+
+def asked(app: RunningApp, judge: Judge, prompts: Sequence[tuple[int, ...]]) -> list[Answered]:
+    """The answers, checked against transformers."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(lambda tokens: ask(app.base_url, tokens, ANSWER), prompts))
+    judge.check(prompts, answers, ANSWER)
+    return answers
+
+
+def node_store() -> StoreStats:
+    (stats,) = store_stats()["stores"].values()
+    assert isinstance(stats, StoreStats)
+    return stats
+
+
+def hit_tokens_on_disk() -> int:
+    return int(store_stats()["directory"]["hit_blocks_disk"]) * BLOCK
+
+
+def is_scanned() -> bool:
+    """Whether there is one store, which knows all that is in its folder."""
+    try:
+        stores = store_stats()["stores"]
+    except RayError:  # it is being started again
+        return False
+    return len(stores) == 1 and all(store.disk is not None and store.disk.is_scanned for store in stores.values())
+
+
+def test_a_known_prefix_is_a_disk_hit_after_a_restart(restarts: Restarts, judge: Judge) -> None:
+    prompts = [prompt(length, length) for length in (BLOCK + 1, 10 * BLOCK, 40 * BLOCK + 7)]
+    # These are stopped for right after their answers.
+    prompts += [prompt(60 * BLOCK + 5, 100 + number) for number in range(6)]
+    first = asked(restarts.app(), judge, prompts)
+    assert {answer.cached_tokens for answer in first} == {0}
+    app = restarts.restart()
+    wait_until(is_scanned, BACK_LIMIT_S, "the disk was not listed")
+    again = asked(app, judge, prompts)
+    hits = [known(len(each)) for each in prompts]
+    assert [answer.cached_tokens for answer in again] == hits
+    assert hit_tokens_on_disk() >= sum(hits)
+    disk = node_store().disk
+    assert disk.num_found_extents >= len(prompts)
+    assert (disk.num_unusable_files, disk.refusals) == (0, {})
+    assert app.total("fetched_tokens", "prefill") == sum(hits)
+    assert app.total("computed_prompt_tokens", "prefill") == sum(map(len, prompts)) - sum(hits)
+    assert [answer.tokens for answer in again] == [answer.tokens for answer in first]
+
+
+def crash_store() -> None:
+    (process,) = processes("ray::NodeStore")
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(
+        lambda: [each.pid for each in processes("ray::NodeStore")] not in ([], [process.pid]),
+        BACK_LIMIT_S,
+        "the store did not come back",
+    )
+
+
+def test_what_was_written_before_the_store_was_killed_is_there(app: RunningApp, judge: Judge) -> None:
+    shared = prompt(30 * BLOCK + 1, 200)
+    asked(app, judge, [shared])
+    wait_free(app)
+    wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
+    asked(app, judge, [prompt(POOL_BLOCKS * BLOCK - ANSWER, 201)])  # so that no worker has the other on its device
+    crash_store()
+    wait_until(is_scanned, 30.0, "the disk was not listed again")
+    assert (node_store().num_extents, node_store().num_pulls) == (0, 0)
+    fetched = app.total("fetched_tokens", "prefill")
+    (again,) = asked(app, judge, [shared])
+    assert again.cached_tokens == 30 * BLOCK
+    assert app.total("fetched_tokens", "prefill") - fetched == 30 * BLOCK
+    assert hit_tokens_on_disk() >= 30 * BLOCK
+
+
+def test_a_store_that_is_killed_while_it_writes_leaves_nothing_broken(
+    app: RunningApp, judge: Judge, folder: Path
+) -> None:
+    prompts = [prompt(60 * BLOCK + number, 300 + number) for number in range(6)]
+    before = set(folder.glob("??/*"))
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(asked, app, judge, prompts)
+        wait_until(lambda: bool(set(folder.glob("??/*")) - before), 60.0, "nothing was written")
+        crash_store()
+        answers.result()
+    wait_until(is_scanned, 30.0, "the disk was not listed again")
+    asked(app, judge, prompts)
+    wait_free(app, 30.0)
+    wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
+    assert node_store().disk.refusals == {}
+    files = list(folder.glob("??/*.kv"))
+    for path in files:
+        verify_file(path)
+    assert len(files) == node_store().disk.num_extents
+
+
+def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(app: RunningApp, judge: Judge) -> None:
+    shared = prompt(20 * BLOCK + 1, 400)
+    asked(app, judge, [shared])
+    wait_free(app)
+    wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
+    asked(app, judge, [prompt(POOL_BLOCKS * BLOCK - ANSWER, 401)])
+    ray.kill(replica("ControlServer"))
+
+    wait_until(is_scanned, BACK_LIMIT_S, "there is no store with the disk")
+    asked(app, judge, [prompt(100, 402)])
+
+    def is_hit() -> bool:
+        fetched = app.total("fetched_tokens", "prefill")
+        (again,) = asked(app, judge, [shared])
+        return again.cached_tokens == 20 * BLOCK and app.total("fetched_tokens", "prefill") - fetched == 20 * BLOCK
+
+    wait_until(is_hit, BACK_LIMIT_S, "what was on disk is not found")
