@@ -26,9 +26,11 @@ class FetchRates:
     its estimate goes a little back to the prior, until it is tried again (ours).
     """
 
-    def __init__(self, prefill_tokens_per_s: Callable[[], float]) -> None:
-        """`prefill_tokens_per_s`: gives the present estimate, above zero."""
+    def __init__(self, prefill_tokens_per_s: Callable[[], float], step_s: Callable[[], float]) -> None:
+        """`prefill_tokens_per_s`: gives the present estimate, above zero. `step_s`: what a step of the engine takes, at
+        least 0."""
         self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._step_s = step_s
         self._tiers: dict[Tier, RateEstimate] = {
             tier: RateEstimate(PRIOR_BYTES_PER_S, HALF_LIFE_BYTES) for tier in TIERS
         }
@@ -36,6 +38,10 @@ class FetchRates:
     def costs(self) -> FetchCosts:
         """As far as is known now."""
         return FetchCosts(self.bytes_per_s(), S_PER_EXTENT, self._prefill_tokens_per_s())
+
+    def compute_s(self, num_tokens: int) -> float:
+        """What computing so many tokens takes: no less than a step, which others share."""
+        return max(num_tokens / self._prefill_tokens_per_s(), self._step_s())
 
     def bytes_per_s(self) -> dict[Tier, float]:
         """By tier."""

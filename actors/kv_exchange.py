@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.addresses import StoreAddress
+from actors.early_start import EarlyStart
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import read_pages, write_pages
 from actors.engine.request import EngineRequest
@@ -159,12 +161,15 @@ class KvExchange:
             self._leases.add(lookup.lease_id)
         return lookup
 
-    async def fetch(self, found: FoundPrefix, block_ids: Sequence[int], first_token: int) -> int:
+    async def fetch(
+        self, found: FoundPrefix, block_ids: Sequence[int], first_token: int, early: EarlyStart | None = None
+    ) -> int:
         """Brings the KV of a request's tokens into its blocks, from `first_token` on, and ends the lease.
 
         Args:
             block_ids: all the request's blocks; nobody else touches their pages until this returns.
             first_token: a multiple of the block size. The KV of the tokens before it is in the blocks already.
+            early: told of what arrives and what does not, where the request may be computed meanwhile.
 
         Where computing is faster than fetching, from some place on, the rest is left to be computed.
 
@@ -189,6 +194,8 @@ class KvExchange:
             nonlocal end_block
             failures.append(label)
             end_block = num_blocks
+            if early is not None:
+                early.fail()
 
         try:
             if store is None:
@@ -208,19 +215,30 @@ class KvExchange:
                     payload = got.part.payload[got.first + skipped : got.first + got.num_blocks]
                     stop = got.first_block + got.num_blocks
                     await self._write(wanted, block_ids[got.first_block + skipped : stop], payload)
+                    if early is not None:
+                        elapsed_s = asyncio.get_running_loop().time() - started_s
+                        early.arrived(got.num_layers, elapsed_s, self.tokens_in(lookup.num_blocks) + tail_tokens)
             if set(failures) <= {_TIMEOUT}:  # whatever else goes wrong says nothing of how fast a tier is
                 self.rates.fetched(runs, asyncio.get_running_loop().time() - started_s)
             is_whole = end_block == lookup.num_blocks
             return max(first_block, end_block) * layout.block_tokens + (tail_tokens if is_whole else 0)
         except STORE_FAILURES as error:
-            self._miss(failure_label(error))
+            lose(failure_label(error), first_block)
             return first_token
+        except BaseException:
+            lose("cancelled", first_block)
+            raise
         finally:
             self.misses.update(failures)
             self._leases.discard(found.lookup.lease_id or 0)
             if lease_id is not None and store is not None:
                 store.directory.release.remote(lease_id)
             self.discard_tail(tail)
+
+    def early_start(self, num_to_compute: int, begin: Callable[[int, LayerArrival], None]) -> EarlyStart:
+        """For a fetch whose request may be computed meanwhile; `num_to_compute` tokens are to be computed after it."""
+        compute_s = self.rates.compute_s(num_to_compute)
+        return EarlyStart(self._loaded.layout.num_layers, compute_s, self._fetch_timeout_s, begin)
 
     def give_up(self, found: FoundPrefix) -> None:
         """Ends the lease of a prefix that is not fetched after all, and frees its tail. Does not wait."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from actors.engine.engine import StepResult
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
 from actors.engine.scheduler import Fetch
 from actors.engine_thread import EngineStoppedError, EngineThread
@@ -187,7 +188,13 @@ class RequestTracker:
             self._thread.call(lambda engine: engine.fetched(request_id, fetch.first_token))
             return
         tracked.found = None
-        work = self._exchange.fetch(found, fetch.sequence.block_ids, fetch.first_token)
+
+        def begin(num_tokens: int, incoming: LayerArrival) -> None:
+            self.counts["early_starts"] += 1
+            self._thread.call(lambda engine: engine.arriving(request_id, num_tokens, incoming))
+
+        early = self._exchange.early_start(fetch.sequence.num_tokens - fetch.last_token, begin)
+        work = self._exchange.fetch(found, fetch.sequence.block_ids, fetch.first_token, early)
         self._begin(tracked, _Stage.FETCHING, work, functools.partial(self._after_fetch, fetch, found, tracked))
 
     def _after_fetch(self, fetch: Fetch, found: FoundPrefix, tracked: _Tracked, task: asyncio.Task[int]) -> None:
@@ -195,6 +202,8 @@ class RequestTracker:
         num_tokens = _result_of(task, fetch.first_token, "a fetch failed; its tokens are computed")
         if task.cancelled():  # it may never have begun
             self._exchange.give_up(found)
+        if self._tracked.get(request_id) is not tracked or tracked.task is not task:
+            return  # it was computed meanwhile, and has ended or is being published
         if not tracked.is_wanted:
             self._forget(request_id)
             self._thread.call(lambda engine: engine.abort(request_id))

@@ -64,7 +64,7 @@ class Worker:
         self._engine = await asyncio.to_thread(_make_engine, settings)
         self._exchange = KvExchange(
             self._engine.loaded,
-            FetchRates(lambda: self._rate.per_s),
+            FetchRates(lambda: self._rate.per_s, step_s=lambda: self._engine.counters.mean_step_s),
             lease_s=settings.lease_s,
             fetch_timeout_s=settings.fetch_timeout_s,
             publish_timeout_s=_PULL_STEPS * settings.pull_timeout_s,

@@ -70,6 +70,23 @@ def tokens_that_may_pay(runs: Sequence[FetchRun], costs: FetchCosts) -> int:
     return 0
 
 
+def may_compute_meanwhile(elapsed_s: float, arrived_layers: int, num_layers: int, compute_s: float) -> bool:
+    """Whether computing may begin with the layers that have arrived, so that the others arrive before they are needed
+    (ours).
+
+    With times of f to fetch a layer and c to compute one, of L layers, any arrived layer will do when f <= c. When
+    f > c the last layer is the latest: it is needed after L - 1 layers were computed, so the layers that are missing
+    may take (L - 1) c.
+
+    Args:
+        elapsed_s: since the fetch began; layers take the same time each.
+        arrived_layers: above zero.
+        compute_s: what computing takes, all layers together.
+    """
+    missing_s = elapsed_s * (num_layers - arrived_layers) / arrived_layers
+    return missing_s <= compute_s * (num_layers - 1) / num_layers
+
+
 def runs_of(lookup: Lookup, layout: KvLayout, first_block: int = 0) -> list[FetchRun]:
     """The runs of what was found, from block `first_block` of the request on."""
     runs = []

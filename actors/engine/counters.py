@@ -31,6 +31,11 @@ class EngineCounters:
     waited_s: float = 0.0
     """Wall time in steps spent waiting for KV that came layer by layer."""
 
+    @property
+    def mean_step_s(self) -> float:
+        """Wall time of a step; 0 before the first."""
+        return self.busy_s / self.steps if self.steps else 0.0
+
     def count_chunk(self, chunk: Chunk) -> None:
         """To be called before the chunk's tokens count as computed."""
         sequence = chunk.sequence

@@ -22,7 +22,7 @@ def settle(rates: FetchRates, tier: Tier, bytes_per_s: float) -> None:
 
 @pytest.mark.parametrize("tier", ["dram", "disk"])
 def test_what_was_never_measured_is_fetched(tier: Tier) -> None:
-    rates = FetchRates(lambda: 20_000.0)
+    rates = FetchRates(lambda: 20_000.0, step_s=lambda: 0.0)
     # 320 KiB a token, as of a model with 70 billion weights; and a single small block.
     for each in (run(tier, 1000 * 320 * 1024, 1000), run(tier, 16 * 1024, 16)):
         assert tokens_to_fetch([each], rates.costs()) == each.num_tokens
@@ -30,14 +30,14 @@ def test_what_was_never_measured_is_fetched(tier: Tier) -> None:
 
 @pytest.mark.parametrize("bytes_per_s", [2e7, 3e9])
 def test_the_measured_rate_is_reached_for_the_tier_it_was_measured_on(bytes_per_s: float) -> None:
-    rates = FetchRates(lambda: 1000.0)
+    rates = FetchRates(lambda: 1000.0, step_s=lambda: 0.0)
     settle(rates, "disk", bytes_per_s)
     assert rates.bytes_per_s() == pytest.approx({"dram": PRIOR_BYTES_PER_S, "disk": bytes_per_s}, rel=0.03)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["dram", "disk"]), st.integers(1, 64)), min_size=1, max_size=20))
 def test_a_fetch_over_several_tiers_is_divided_as_is_known_of_them(amounts: list[tuple[Tier, int]]) -> None:
-    rates = FetchRates(lambda: 1000.0)
+    rates = FetchRates(lambda: 1000.0, step_s=lambda: 0.0)
     settle(rates, "dram", 4e9)
     settle(rates, "disk", 1e9)
     before = rates.bytes_per_s()
@@ -47,7 +47,7 @@ def test_a_fetch_over_several_tiers_is_divided_as_is_known_of_them(amounts: list
 
 
 def test_a_tier_that_became_slow_is_declined_and_tried_again_after_a_while() -> None:
-    rates = FetchRates(lambda: 1000.0)
+    rates = FetchRates(lambda: 1000.0, step_s=lambda: 0.0)
     settle(rates, "disk", 2e7)
     declined = 0
     while tokens_to_fetch([run("disk")], rates.costs()) == 0:  # 0.4 s to fetch, 0.1 s to compute
@@ -57,7 +57,7 @@ def test_a_tier_that_became_slow_is_declined_and_tried_again_after_a_while() -> 
 
 
 def test_a_fetch_of_nothing_says_nothing() -> None:
-    rates = FetchRates(lambda: 1000.0)
+    rates = FetchRates(lambda: 1000.0, step_s=lambda: 0.0)
     before = rates.bytes_per_s()
     rates.fetched([], 3.0)
     assert rates.bytes_per_s() == before

@@ -47,7 +47,7 @@ FOLLOW_UP = EngineRequest("r", PROMPT, greedy(4), output_token_ids=(7,))
 
 
 def make_exchange(loaded: LoadedModel, timeout_s: float = 1000.0, prefill_tokens_per_s: float = 1000.0) -> KvExchange:
-    rates = FetchRates(lambda: prefill_tokens_per_s)
+    rates = FetchRates(lambda: prefill_tokens_per_s, step_s=lambda: 0.0)
     return KvExchange(loaded, rates, lease_s=30.0, fetch_timeout_s=timeout_s, publish_timeout_s=timeout_s)
 
 

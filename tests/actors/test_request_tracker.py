@@ -41,7 +41,7 @@ class Run:
         self.engine = Engine(load_model(folder, config), config)
         self.store = PlainStore(self.engine.loaded)
         self.store.has_prefix = False
-        rates = FetchRates(lambda: 1000.0)
+        rates = FetchRates(lambda: 1000.0, step_s=lambda: 0.0)
         exchange = KvExchange(self.engine.loaded, rates, lease_s=30.0, fetch_timeout_s=1000.0, publish_timeout_s=1000.0)
         exchange.use_store(self.store.address())
         self.outbox = Outbox()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv.extents import ExtentSlice, Lookup, StoredPart
-from kv.fetch_choice import FetchCosts, FetchRun, runs_of, tokens_that_may_pay, tokens_to_fetch
+from kv.fetch_choice import FetchCosts, FetchRun, may_compute_meanwhile, runs_of, tokens_that_may_pay, tokens_to_fetch
 from kv.layout import KvLayout
 from kv.part_range import PartRange
 from kv.tiers import TIERS
@@ -88,3 +88,30 @@ def test_runs_are_what_lies_beyond_the_held_blocks_with_all_the_bytes_of_their_e
     assert runs_of(lookup, layout, 2) == [FetchRun(4, extents[0], "dram"), FetchRun(8, extents[1], "disk")]
     assert runs_of(lookup, layout, 3) == [FetchRun(8, extents[1], "disk")]
     assert runs_of(lookup, layout, 5) == []
+
+
+@given(num_layers=st.integers(1, 40), fetch_s=st.integers(1, 50), compute_s=st.integers(1, 50), data=st.data())
+def test_layers_are_there_when_computing_that_began_needs_them(
+    num_layers: int, fetch_s: int, compute_s: int, data: st.DataObject
+) -> None:
+    """Layers arrive every `fetch_s` and take `compute_s` each: a step may begin just when it never waits."""
+    arrived = data.draw(st.integers(1, num_layers))
+    begin_s = arrived * fetch_s
+    late = [layer for layer in range(num_layers) if (layer + 1) * fetch_s > begin_s + layer * compute_s]
+    may = may_compute_meanwhile(begin_s, arrived, num_layers, num_layers * compute_s)
+    assert may == (not late) or _is_a_tie(num_layers, arrived, fetch_s, compute_s)
+
+
+def _is_a_tie(num_layers: int, arrived: int, fetch_s: int, compute_s: int) -> bool:
+    return (num_layers - arrived) * fetch_s == (num_layers - 1) * compute_s
+
+
+@pytest.mark.parametrize(
+    ("elapsed_s", "arrived", "compute_s", "may"),
+    # 7/8 of the time to compute must do for what is missing: 7 s, 7 s, 4 s, 2 s, none.
+    [(1.0, 1, 8.0, True), (1.0, 1, 7.5, False), (4.0, 4, 5.0, True), (6.0, 6, 2.0, False), (8.0, 8, 0.0, True)],
+)
+def test_computing_begins_when_the_rest_of_eight_layers_takes_no_longer(
+    elapsed_s: float, arrived: int, compute_s: float, may: bool
+) -> None:
+    assert may_compute_meanwhile(elapsed_s, arrived, 8, compute_s) is may
