@@ -1,0 +1,256 @@
+"""How fast the store's directory answers, and how much memory its index takes.
+
+Answers: one directory actor, in a Ray session of its own, lists --blocks blocks in extents of 10 to 30, of chains of
+250 blocks (4,000 tokens) that begin with one of 20 roots, used by Zipf's law. It is asked for whole chains, --rate
+lookups a second in an open loop, and every lease is released; four of five chains are stored, of the fifth only the
+root is. In turns with that it gets calls of the same size at the same rate that look nothing up: what Ray's calls take
+by themselves. Latencies begin when a call is due, so a client that is late (lateness) makes them look worse, never
+better.
+
+Memory: a directory is filled with --index-blocks blocks in extents of 1, 10 and 30, each in a fresh process whose
+growth is looked at, and then told that all of them are on disk too. The limit is for extents of 10 and more; the exit
+code is 1 when it is exceeded.
+
+Progress goes to stderr; stdout gets Markdown tables and, as its last line, one JSON object.
+
+    python -m load_tests.directory_load --rate 500 --seconds 20 --repeats 5 --save directory
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import ray
+
+from kv.directory_actor import DirectoryActor
+from kv.extents import Lookup
+from load_tests.arrivals import poisson
+from load_tests.block_forest import BlockForest
+from load_tests.command_line import add_save_options, save
+from load_tests.driver import clock_s, drive
+from load_tests.index_size import IndexSize, measure_index
+from load_tests.measured_run import report_progress
+from load_tests.paired_ratio import paired_ratio
+from load_tests.request_record import RequestRecord
+from load_tests.run_tables import markdown_table, number
+from load_tests.store_rig import LIMIT_S, local_ray
+
+INDEX_LIMIT_BYTES = 10**9
+"""For a million blocks in extents of a usual size."""
+_USUAL_BLOCKS = 10
+_LEASE_S = 30.0
+_STORED_SHARE = 0.8
+_Keys = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Calls of one kind, made for a while."""
+
+    kind: str
+    """lookup, or bare call"""
+    calls: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    lateness_p99_ms: float
+    cpu_share: float
+    """CPU time of the directory's process by wall time."""
+    hit_share: float
+    """Of the blocks that were asked for."""
+
+
+class LoadedDirectory:
+    """A directory actor with `num_blocks` blocks, and prompts to ask it for."""
+
+    def __init__(self, num_blocks: int, seed: int) -> None:
+        actor: Any = DirectoryActor
+        self._actor = actor.remote()
+        self._forest = BlockForest(seed)
+        self._rng = random.Random(f"prompts/{seed}")
+        self._chains: list[_Keys] = []
+        for chain in self._forest.chains(num_blocks):
+            ticket = self._get(self._actor.begin_put.remote(chain.keys, LIMIT_S))
+            if not self._get(self._actor.commit_put.remote(ticket.put_id, chain.extents)):
+                raise RuntimeError("the directory refused a put")
+            self._chains.append(chain.keys)
+        self._rng.shuffle(self._chains)
+        self._weights = [1 / rank for rank in range(1, len(self._chains) + 1)]
+        self._process = psutil.Process(self._get(self._actor.__ray_call__.remote(lambda _: os.getpid())))
+
+    def close(self) -> None:
+        """Ends the actor."""
+        ray.kill(self._actor)
+
+    def prompts(self, count: int) -> list[_Keys]:
+        """Chains to ask for: most of them stored, some more often than others."""
+        stored = self._rng.choices(self._chains, self._weights, k=count)
+        return [keys if self._rng.random() < _STORED_SHARE else self._forest.new_prompt()[0] for keys in stored]
+
+    def measure(self, kind: str, rate_per_s: float, seconds: float, seed: int) -> Window:
+        """Lookups, or bare calls, at a rate for so long."""
+        plan = poisson(max(1, round(rate_per_s * seconds)), rate_per_s, seed)
+        prompts = self.prompts(len(plan.due_s))
+        hits: list[float] = []
+        call = self._call(kind, hits)
+
+        async def send(index: int, scheduled_s: float) -> RequestRecord:
+            record = RequestRecord(scheduled_s, wanted_output_tokens=1, sent_s=clock_s())
+            await call(prompts[index])
+            record.ended_s = clock_s()
+            return record
+
+        cpu_s, started_s = self._cpu_s(), time.perf_counter()
+        records = asyncio.run(drive(plan, send))
+        cpu_share = (self._cpu_s() - cpu_s) / (time.perf_counter() - started_s)
+        latencies_ms = [1e3 * (record.ended_s - record.scheduled_s) for record in records]
+        return Window(
+            kind,
+            len(records),
+            float(np.quantile(latencies_ms, 0.5)),
+            float(np.quantile(latencies_ms, 0.99)),
+            max(latencies_ms),
+            float(np.quantile([1e3 * (record.sent_s - record.scheduled_s) for record in records], 0.99)),
+            cpu_share,
+            statistics.mean(hits) if hits else 0.0,
+        )
+
+    def _call(self, kind: str, hits: list[float]) -> Callable[[_Keys], Awaitable[None]]:
+        async def look_up(keys: _Keys) -> None:
+            found: Lookup = await self._actor.lookup.remote(keys, _LEASE_S)
+            if found.lease_id is not None:
+                self._actor.release.remote(found.lease_id)
+            hits.append(found.num_blocks / len(keys))
+
+        async def call(keys: _Keys) -> None:
+            # The first key is that of no chain, so nothing more is looked up.
+            await self._actor.match_blocks.remote((b"", *keys[1:]))
+
+        return look_up if kind == "lookup" else call
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def _get(self, answer: Any) -> Any:
+        return ray.get(answer, timeout=LIMIT_S)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments_given = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m load_tests.directory_load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--blocks", type=int, default=100_000, help="that the actor lists (default %(default)s)")
+    parser.add_argument("--rate", type=float, default=500.0, help="calls per second (default %(default)g)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind in a repeat (default %(default)g)")
+    parser.add_argument("--repeats", type=int, default=5, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="of chains, prompts and arrivals (default %(default)s)")
+    parser.add_argument(
+        "--index-blocks", type=int, default=1_000_000, help="of each index; 0: none is measured (default %(default)s)"
+    )
+    parser.add_argument("--quick", action="store_true", help="5,000 blocks, 50 calls/s for 1 s, index of 20,000 blocks")
+    add_save_options(parser)
+    arguments = parser.parse_args(arguments_given)
+    if arguments.quick:
+        quick = {"blocks": 5000, "rate": 50.0, "seconds": 1.0, "repeats": 1, "index_blocks": 20_000}
+        vars(arguments).update(quick)
+    if min(arguments.blocks, arguments.rate, arguments.seconds, arguments.repeats) <= 0 or arguments.index_blocks < 0:
+        parser.error("--blocks, --rate, --seconds and --repeats must be above 0, --index-blocks at least 0")
+
+    windows = _measure_answers(arguments)
+    sizes: list[IndexSize] = []
+    for extent_blocks in (1, 10, 30) if arguments.index_blocks else ():
+        report_progress(f"{arguments.index_blocks} blocks in extents of {extent_blocks}")
+        sizes.append(measure_index(arguments.index_blocks, extent_blocks))
+    ratio = paired_ratio(
+        [
+            (bare.p50_ms, lookup.p50_ms)
+            for bare, lookup in zip(_of(windows, "bare call"), _of(windows, "lookup"), strict=True)
+        ]
+    )
+    tables = [("Answers", _answer_table(windows)), ("Index", _index_table(sizes))]
+    figures = {
+        "windows": [dataclasses.asdict(window) for window in windows],
+        "lookup_to_bare_call_p50": None if ratio is None else dataclasses.asdict(ratio),
+        "index": [{**dataclasses.asdict(size), "bytes_per_block": size.bytes_per_block} for size in sizes],
+        "index_limit_bytes": INDEX_LIMIT_BYTES,
+    }
+    if arguments.save:
+        save(arguments, "load_tests.directory_load", arguments_given, tables, figures)
+    print("\n\n".join(table for _, table in tables))
+    print(json.dumps(figures))
+    return 1 if too_large(sizes) else 0
+
+
+def too_large(sizes: Sequence[IndexSize]) -> list[IndexSize]:
+    """Those beyond the limit."""
+    return [size for size in sizes if size.extent_blocks >= _USUAL_BLOCKS and size.both_bytes > INDEX_LIMIT_BYTES]
+
+
+def _measure_answers(arguments: argparse.Namespace) -> list[Window]:
+    windows: list[Window] = []
+    with local_ray(object_store_bytes=128 * 1024 * 1024):
+        report_progress(f"filling a directory with {arguments.blocks} blocks")
+        directory = LoadedDirectory(arguments.blocks, arguments.seed)
+        for kind in ("lookup", "bare call"):  # warms up both
+            directory.measure(kind, arguments.rate, min(1.0, arguments.seconds), arguments.seed)
+        for repeat in range(arguments.repeats):
+            for kind in ("lookup", "bare call") if repeat % 2 else ("bare call", "lookup"):
+                seed = 1000 * arguments.seed + repeat
+                windows.append(directory.measure(kind, arguments.rate, arguments.seconds, seed))
+                report_progress(f"repeat {repeat + 1}: {windows[-1]}")
+    return windows
+
+
+def _of(windows: Sequence[Window], kind: str) -> list[Window]:
+    return [window for window in windows if window.kind == kind]
+
+
+def _answer_table(windows: Sequence[Window]) -> str:
+    columns = ("p50_ms", "p99_ms", "max_ms", "lateness_p99_ms", "cpu_share", "hit_share")
+    rows = []
+    for kind in ("lookup", "bare call"):
+        chosen = _of(windows, kind)
+        cells = []
+        for column in columns:
+            values = [getattr(window, column) for window in chosen]
+            cells.append(f"{number(statistics.median(values))} ({number(min(values))}-{number(max(values))})")
+        rows.append((kind, str(sum(window.calls for window in chosen)), *cells))
+    return markdown_table(("call", "calls", *columns), rows)
+
+
+def _index_table(sizes: Sequence[IndexSize]) -> str:
+    return markdown_table(
+        ("blocks", "blocks in an extent", "extents", "in DRAM, MB", "on disk too, MB", "bytes a block"),
+        (
+            (
+                f"{size.num_blocks:,}",
+                str(size.extent_blocks),
+                f"{size.num_extents:,}",
+                f"{size.dram_bytes / 1e6:.0f}",
+                f"{size.both_bytes / 1e6:.0f}",
+                f"{size.bytes_per_block:.0f}",
+            )
+            for size in sizes
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
