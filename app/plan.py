@@ -2,7 +2,7 @@
 
     python -m app.plan serve_configs/llama13b.yaml [--device-memory-gib 80] [--config path/to/config.json] [--json]
 
-Refuses, with exit status 2, a configuration that can't fit.
+Also how many tokens of KV the store's tiers hold on each node. Refuses, with exit status 2, a configuration that can't fit.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def plan(settings: AppSettings, shape: ModelShape, device_memory_gib: float | No
         "mode": settings.mode,
         "parameters": shape.parameters,
         "roles": {role: _plan_role(settings, role, shape, device_memory_gib) for role in settings.roles},
+        "store": _plan_store(settings, shape),
     }
 
 
@@ -118,6 +119,18 @@ def _plan_role(settings: AppSettings, role: Role, shape: ModelShape, device_memo
     }
 
 
+def _plan_store(settings: AppSettings, shape: ModelShape) -> dict[str, Any] | None:
+    """Room of one node's store by tier; None where there is no store. Headers and checksums of parts are left out: they
+    take less than one part in a thousand."""
+    if settings.mode == "monolithic":
+        return None
+    engine, workers = settings.engine_for("prefill"), settings.role("prefill")
+    on_gpu = engine.device == "cuda" or (engine.device == "auto" and workers.num_gpus > 0)
+    token_bytes = shape.kv_bytes_per_token(chosen_dtype(engine.dtype, shape.dtype, on_gpu=on_gpu))
+    limits = {"dram": settings.store.dram_gib, "disk": settings.store.disk.limit_gib}
+    return {tier: {"bytes": int(gib * GIB), "kv_tokens": int(gib * GIB) // token_bytes} for tier, gib in limits.items()}
+
+
 def _text(planned: dict[str, Any]) -> str:
     lines = [f"model       {planned['model']}: {planned['parameters']:,} parameters", f"mode        {planned['mode']}"]
     for role, of in planned["roles"].items():
@@ -131,6 +144,12 @@ def _text(planned: dict[str, Any]) -> str:
             f"  blocks a device     {of['blocks']:>18,} of {of['block_tokens']} tokens = {of['kv_tokens']:,} tokens",
             f"  longest context     {of['longest_context_tokens']:>18,} tokens",
             f"  such requests       {of['longest_requests']:>18,} at once on each device",
+        ]
+    if planned["store"] is not None:
+        lines += ["", "store, on each node:"]
+        lines += [
+            f"  {name:<19} {of['bytes']:>18,} bytes  {of['bytes'] / GIB:8.2f} GiB = {of['kv_tokens']:,} tokens"
+            for name, of in planned["store"].items()
         ]
     return "\n".join(lines)
 

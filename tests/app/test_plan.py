@@ -52,6 +52,11 @@ def test_json_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     prefill = planned["roles"]["prefill"]
     assert prefill["kv_bytes_per_token"] == 819_200
     assert (prefill["blocks"], prefill["longest_context_tokens"], prefill["longest_requests"]) == (228, 4096, 14)
+    # 64 GiB and 512 GiB of 800 KiB a token.
+    assert planned["store"] == {
+        "dram": {"bytes": 64 * 2**30, "kv_tokens": 83_886},
+        "disk": {"bytes": 512 * 2**30, "kv_tokens": 671_088},
+    }
 
 
 def test_a_smaller_device_holds_less_and_one_that_is_too_small_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +101,7 @@ def test_workers_that_share_a_device_must_share_its_memory() -> None:
         plan(load_settings(args), shape)
     args["engine"] = {"device": "cuda", "gpu_memory_utilization": 0.45}
     assert plan(load_settings(args), shape)["roles"]["monolithic"]["blocks"] > 0
+    assert plan(load_settings(args), shape)["store"] is None
 
 
 def test_flash_attention_plans_with_its_own_block_size() -> None:
