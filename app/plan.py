@@ -2,7 +2,8 @@
 
     python -m app.plan serve_configs/llama13b.yaml [--device-memory-gib 80] [--config path/to/config.json] [--json]
 
-Also how many tokens of KV the store's tiers hold on each node. Refuses, with exit status 2, a configuration that can't fit.
+Also how many tokens of KV the store's tiers hold on each node. Refuses, with exit status 2, a configuration that
+can't fit.
 """
 
 from __future__ import annotations
