@@ -13,13 +13,14 @@ import logging
 from typing import Any
 
 from ray import serve
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.addresses import RosterView, StoreAddress, address_of
 from actors.store_settings import StoreSettings
 from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
+from kv.ray_failures import GONE_FOR_GOOD
 from migrate.roster import Member, Roster
 
 _STORE_ACTOR = {"max_restarts": -1, "enable_task_events": False}
@@ -104,6 +105,9 @@ class ControlServer:
         for store_id, store in list(self._stores.items()):
             if await _is_gone(store):
                 logger.warning("the store of node %s is gone", store_id)
+                # Who does not know it any more could not find out; and what is listed is not stored again.
+                with contextlib.suppress(RayError, TimeoutError):
+                    await asyncio.wait_for(self._directory.drop_store.remote(store_id), _PING_TIMEOUT_S)
                 del self._stores[store_id]
         if self._directory is not None and await _is_gone(self._directory):
             raise RuntimeError("the directory is gone")
@@ -141,7 +145,7 @@ async def _is_gone(actor: Any) -> bool:
     for _ in range(2):  # a call that was under way when the actor crashed may end the same way
         try:
             await asyncio.wait_for(actor.stats.remote(), _PING_TIMEOUT_S)
-        except ActorDiedError:
+        except GONE_FOR_GOOD:
             continue
         except (RayError, TimeoutError):
             return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ray import ObjectRef
-from ray.exceptions import ActorDiedError, ObjectLostError
+from ray.exceptions import ObjectLostError
 
 from kv.errors import PartError
 from kv.extents import ExtentSlice, Lookup, StoredPart, TailReceipt
@@ -20,7 +20,7 @@ from kv.layout import KvLayout
 from kv.part_range import covers_all_lanes
 from kv.part_refs import part_buffer
 from kv.parts import DecodedPart, PartExpectation, decode_part
-from kv.ray_failures import STORE_FAILURES, failure_label
+from kv.ray_failures import GONE_FOR_GOOD, STORE_FAILURES, failure_label
 
 Actor: TypeAlias = Any
 """An actor's handle. Ray's own type for it knows no remote methods."""
@@ -200,7 +200,7 @@ async def _read(
 
 def _report(error: Exception, piece: ExtentSlice, directory: Actor, stores: Mapping[str, Actor]) -> None:
     # Being slow, or out of reach for a moment, is not being broken.
-    if isinstance(error, ActorDiedError):
+    if isinstance(error, GONE_FOR_GOOD):
         directory.drop_store.remote(piece.store_id)
     elif isinstance(error, PartError | ObjectLostError) and piece.store_id in stores:
         directory.drop_extent.remote(piece.extent_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
     GetTimeoutError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -17,11 +19,16 @@ from kv.errors import PartError, PartUnavailableError
 STORE_FAILURES: tuple[type[Exception], ...] = (RayError, TimeoutError, PartError)
 """What a wait for a part or for a store, directory or worker can end in. A caller makes it a miss or a refusal."""
 
+GONE_FOR_GOOD = (ActorDiedError, ActorUnschedulableError)
+"""How a call ends whose actor will never answer again: killed on purpose, or bound to a node that is lost. Others that
+have crashed are started again."""
+
 _LABELS: tuple[tuple[type[Exception], str], ...] = (
     (ObjectStoreFullError, "object_store_full"),
     (OutOfDiskError, "out_of_disk"),
     (ObjectLostError, "object_lost"),
     (RayActorError, "actor_died"),
+    (ActorUnschedulableError, "actor_died"),
     (GetTimeoutError, "timeout"),
     (PartUnavailableError, "unavailable"),
     (RayTaskError, "raised"),

@@ -6,6 +6,7 @@ import pytest
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    ActorUnschedulableError,
     GetTimeoutError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -33,6 +34,7 @@ def raised_in_a_worker(cause: Exception) -> Exception:
         (GetTimeoutError(), "timeout"),
         (ActorDiedError(), "actor_died"),
         (ActorUnavailableError("it is restarting", None), "actor_died"),
+        (ActorUnschedulableError("its node is lost"), "actor_died"),
         (ObjectLostError("00" * 28, None, ""), "object_lost"),
         (OwnerDiedError("00" * 28, None, ""), "object_lost"),
         (ObjectStoreFullError(), "object_store_full"),
