@@ -13,7 +13,9 @@ fewer rounds are needed before the first sample: see the example.
 Progress goes to stderr; stdout gets a Markdown table and, as its last line, one JSON object. The exit code is 1 when a
 state has fewer samples than were asked for.
 
-    # engine: {kv_cache_blocks: 160}, store: {dram_gib: 0.6, disk: {limit_gib: 4, folder: ~/tmp/kv}}
+Where several Ray clusters run, RAY_ADDRESS says which one the application is in.
+
+    # engine: {kv_cache_blocks: 160}, store: {dram_gib: 0.4, disk: {limit_gib: 4, folder: ~/tmp/kv}}
     python -m load_tests.hit_ttft http://127.0.0.1:8000 --disk-folder ~/tmp/kv --save hit-ttft
 """
 
