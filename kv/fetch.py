@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
@@ -22,12 +22,14 @@ from kv.part_refs import part_buffer
 from kv.parts import DecodedPart, PartExpectation, decode_part
 from kv.ray_failures import GONE_FOR_GOOD, STORE_FAILURES, failure_label
 
+T = TypeVar("T")
+
 Actor: TypeAlias = Any
 """An actor's handle. Ray's own type for it knows no remote methods."""
 
 
-_Refs: TypeAlias = dict[str, ObjectRef[Any] | None]
-"""By part id; None for a part that is not in its store."""
+_Buffers: TypeAlias = dict[str, asyncio.Task[Any] | None]
+"""By part id: the part's buffer, being waited for; None for a part that is not in its store."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +78,11 @@ async def fetch_parts(
     """
     deadline_s = time.monotonic() + timeout_s
     first_block = lookup.num_blocks - sum(piece.count for piece in lookup.slices)
-    answers: dict[str, asyncio.Task[_Refs]] = {}
+    answers: dict[str, asyncio.Task[_Buffers]] = {}
     try:
         if len(keys) < lookup.num_blocks:
             raise ValueError(f"{len(keys)} keys were given for {lookup.num_blocks} blocks: give those of the lookup")
-        answers.update(_ask_stores(stores, lookup))
+        answers.update(_ask_stores(stores, lookup, deadline_s))
         wanted = _in_order(lookup.slices, first_block)
         while wanted:
             at_block, piece, part = wanted.pop(0)
@@ -93,10 +95,14 @@ async def fetch_parts(
                     raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
                 answer = asyncio.shield(answers[piece.extent_id])  # other extents may wait for the same one
                 async with asyncio.timeout(deadline_s - time.monotonic()):
-                    refs = await answer
+                    buffers = await answer
+                buffer = buffers[part.part_id]
+                if buffer is None:
+                    raise PartError("gone", f"{part.part_id} is not in its store")
                 own_keys = tuple(keys[at_block : at_block + piece.count])
                 expect = PartExpectation(layout, fingerprint, part.range, own_keys, first_key=piece.first)
-                decoded = await _read(refs[part.part_id], part, expect, deadline_s)
+                decoded = decode_part(await buffer, expect)
+                buffers[part.part_id] = None  # or the object would be kept until all have been given
             except STORE_FAILURES as error:
                 _report(error, piece, directory, stores)
                 wanted = [later for later in wanted if later[0] < at_block]
@@ -106,7 +112,10 @@ async def fetch_parts(
             yield FetchedPart(at_block, piece.count, piece.first, decoded, num_layers)
     finally:
         for task in answers.values():
-            task.cancel()
+            if not task.cancel() and not task.cancelled() and task.exception() is None:
+                for waiting in task.result().values():
+                    if waiting is not None:
+                        waiting.cancel()
         if lookup.lease_id is not None:
             directory.release.remote(lookup.lease_id)
 
@@ -161,41 +170,42 @@ async def fetch_tail(
         return None
 
 
-def _ask_stores(stores: Mapping[str, Actor], lookup: Lookup) -> dict[str, asyncio.Task[_Refs]]:
-    """References of each extent's parts, being asked for.
+def _ask_stores(stores: Mapping[str, Actor], lookup: Lookup, deadline_s: float) -> dict[str, asyncio.Task[_Buffers]]:
+    """Each extent's parts, being asked for.
 
     What is in DRAM is asked for at once, a call a store: from then on the objects stay, whatever becomes of the lease.
     What has to come from a disk is a call an extent, so that the first can be used while the next is read.
     """
     in_dram: dict[str, list[ExtentSlice]] = {}
-    answers: dict[str, asyncio.Task[_Refs]] = {}
+    answers: dict[str, asyncio.Task[_Buffers]] = {}
     for piece in lookup.slices:
         if piece.store_id not in stores:
             continue
         if piece.tier == "dram":
             in_dram.setdefault(piece.store_id, []).append(piece)
         else:
-            answers[piece.extent_id] = asyncio.create_task(_refs_of(stores[piece.store_id], [piece]))
+            answers[piece.extent_id] = _quietly(_buffers_of(stores[piece.store_id], [piece], deadline_s))
     for store_id, pieces in in_dram.items():
-        task = asyncio.create_task(_refs_of(stores[store_id], pieces))
+        task = _quietly(_buffers_of(stores[store_id], pieces, deadline_s))
         answers.update((piece.extent_id, task) for piece in pieces)
-    for task in answers.values():
-        # The error of one that nobody waits for any more is nobody's.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return answers
 
 
-async def _refs_of(store: Actor, pieces: Sequence[ExtentSlice]) -> _Refs:
+async def _buffers_of(store: Actor, pieces: Sequence[ExtentSlice], deadline_s: float) -> _Buffers:
+    """All parts are waited for from the start: one after the other, each would cost a round through the event loop."""
     part_ids = [part.part_id for piece in pieces for part in piece.parts]
-    return dict(zip(part_ids, await store.get_parts.remote(part_ids), strict=True))
+    refs: list[ObjectRef[Any] | None] = await store.get_parts.remote(part_ids)
+    return {
+        part_id: None if ref is None else _quietly(part_buffer(ref, deadline_s))
+        for part_id, ref in zip(part_ids, refs, strict=True)
+    }
 
 
-async def _read(
-    ref: ObjectRef[Any] | None, part: StoredPart, expect: PartExpectation, deadline_s: float
-) -> DecodedPart:
-    if ref is None:
-        raise PartError("gone", f"{part.part_id} is not in its store")
-    return decode_part(await part_buffer(ref, deadline_s), expect)
+def _quietly(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose error, when nobody waits for it any more, is nobody's."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 def _report(error: Exception, piece: ExtentSlice, directory: Actor, stores: Mapping[str, Actor]) -> None:

@@ -149,11 +149,10 @@ class Puller:
 
     async def _verified(self, pull: _Pull, planned: PlannedParts, refs: Sequence[ObjectRef[Any]]) -> list[Any] | None:
         """Buffers of all the parts, or None when one of them did not come or is not what was asked for."""
-        buffers = []
         try:
-            for header, ref in zip(planned.headers, refs, strict=True):
-                buffers.append(await part_buffer(ref, pull.deadline_s))
-                decode_part(buffers[-1], header.expectation())
+            buffers = list(await asyncio.gather(*(part_buffer(ref, pull.deadline_s) for ref in refs)))
+            for header, buffer in zip(planned.headers, buffers, strict=True):
+                decode_part(buffer, header.expectation())
         except STORE_FAILURES as error:
             pull.refusals.append(failure_label(error))
             return None
