@@ -41,10 +41,13 @@ from tests.store_cell import MIB, eventually, get, stats_of
 
 pytestmark = pytest.mark.cluster
 
-MODEL = "random/llama-4x8x2"
+MODEL = "random/llama-8x8"
 BLOCK = 16
-BLOCK_BYTES = BLOCK * 4 * 2 * 8 * 2 * 4
-"""Layers, KV heads, numbers a head, K and V, float32."""
+BLOCK_BYTES = BLOCK * 8 * 8 * 8 * 2 * 4
+"""Layers, heads, numbers a head, K and V, float32."""
+LAYER_GROUPS = 3
+PREFILL_TOKENS_PER_S = 0.1
+"""As a worker so slow that it takes everything from the store, and begins to compute with the first layers."""
 ENGINE = EngineConfig(dtype="float32", block_tokens=BLOCK, kv_cache_blocks=400, max_batch_tokens=128)
 LEASE_S = 0.2
 """So short that a reader which waits for its turn outlives it, and that it is not renewed in time."""
@@ -76,7 +79,7 @@ class Cell:
         """In the place of the last one, which is closed as it is at the end of an app. The directory forgets that."""
         self.stop_store()
         store_class: Any = NodeStore
-        self.store = store_class.remote("node", self.directory, dram_bytes, disk=disk)
+        self.store = store_class.remote("node", self.directory, dram_bytes, disk=disk, layer_groups=LAYER_GROUPS)
         address = StoreAddress(self.directory, {"node": self.store}, "node")
         get([address_of(member).actor.use_store.remote(address) for member in self.members])
         if disk is not None:
@@ -117,9 +120,13 @@ class Cell:
 
         eventually(is_free)
 
-    def misses(self, worker: int = 1) -> dict[str, int]:
-        misses: dict[str, int] = get(self.prefill(worker).stats.remote())["store_misses"]
+    def misses(self) -> dict[str, int]:
+        """Of the reader."""
+        misses: dict[str, int] = get(self.prefill(1).stats.remote())["store_misses"]
         return misses
+
+    def early_starts(self) -> int:
+        return int(get(self.prefill(1).stats.remote()).get("early_starts", 0))
 
     def keys(self, prompt: Sequence[int]) -> list[bytes]:
         return block_keys(prompt, BLOCK, address_of(self.members[0]).facts.fingerprint, b"")
@@ -145,7 +152,9 @@ class Cell:
 def cell(ray_cluster: None) -> Iterator[Cell]:
     actor: Any = ray.remote(num_cpus=0)(HeldWorker)
     roles: tuple[Role, ...] = ("prefill", "prefill", "decode")
-    settings = WorkerSettings(MODEL, "prefill", ENGINE, 1, lease_s=LEASE_S, fetch_timeout_s=30.0)
+    settings = WorkerSettings(
+        MODEL, "prefill", ENGINE, 1, lease_s=LEASE_S, fetch_timeout_s=30.0, prefill_tokens_per_s=PREFILL_TOKENS_PER_S
+    )
     started = [
         (role, actor.remote(f"{role}-{number}", replace(settings, role=role))) for number, role in enumerate(roles)
     ]
@@ -245,7 +254,7 @@ def test_files_that_are_not_what_was_written_are_misses(cell: Cell, folder: Path
         damage(path)
     if when == "before the start":
         cell.start_store(on_disk(folder))
-    before = cell.misses()
+    before, begun = cell.misses(), cell.early_starts()
 
     answers = cell.run(1, prompts)
     assert [answer.cached_tokens for answer in answers] == [0] * len(DAMAGES) + [HIT]
@@ -265,6 +274,8 @@ def test_files_that_are_not_what_was_written_are_misses(cell: Cell, folder: Path
             "part_checksum": 1, "part_version": 1, "part_gone": len(DAMAGES) - 2
         }  # fmt: skip
 
+    # The flipped bit lies in the last layers, and computing had begun with the first ones.
+    assert cell.early_starts() - begun == 2
     # It was stored anew, and nothing that is broken is left.
     assert get(cell.store.flush.remote(30.0))
     assert [cell.visible(prompt) for prompt in prompts] == [HIT // BLOCK] * len(prompts)
@@ -313,7 +324,7 @@ def test_another_models_files_are_never_hit_and_make_room(cell: Cell, folder: Pa
     assert foreign_bytes > 2 * 12 * store_cell.LAYOUT.block_bytes
 
     prompts = prompts_of(31, 3)
-    file_bytes = HIT // BLOCK * BLOCK_BYTES + 3 * 4096  # at most
+    file_bytes = HIT // BLOCK * BLOCK_BYTES + (1 + 2 * LAYER_GROUPS) * 4096  # at most
     store = cell.start_store(on_disk(folder, foreign_bytes + file_bytes))
     evicted = cell.count("disk_evicted")
     assert (stats_of(store).disk.used_bytes, stats_of(store).disk.num_found_extents) == (foreign_bytes, 2)
@@ -332,7 +343,7 @@ def test_another_models_files_are_never_hit_and_make_room(cell: Cell, folder: Pa
 
 def test_a_disk_that_gets_full_while_it_is_written(cell: Cell, tmp_path: Path) -> None:
     prompts = prompts_of(32, 4, length=20 * BLOCK + 1)
-    num_bytes = 20 * BLOCK_BYTES
+    num_bytes = 20 * BLOCK_BYTES + (1 + 2 * LAYER_GROUPS) * 4096
     with mounted_disk(tmp_path / "small", f"size={num_bytes * 3 // 2}") as disk:
         store = cell.start_store(on_disk(disk / "kv"))
         cell.store_prompts(prompts[:2])

@@ -26,7 +26,6 @@ from tests.worker_cell import worker_cell
 
 pytestmark = pytest.mark.cluster
 
-MODEL = "random/llama-4x8x2"
 BLOCK = 16
 ENGINE = EngineConfig(dtype="float32", block_tokens=BLOCK, kv_cache_blocks=400, max_batch_tokens=128)
 ROLES: dict[Role, int] = {"prefill": 2, "decode": 1}
@@ -136,11 +135,13 @@ class Cell:
         eventually(are_there)
 
 
-@pytest.fixture(scope="module")
-def cell(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+# Of the second model all but the smallest extents are several parts, whose layers are fetched one after the other.
+@pytest.fixture(scope="module", params=[("random/llama-4x8x2", 1), ("random/llama-8x8", 4)], ids=["whole", "by layers"])
+def cell(request: pytest.FixtureRequest, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    model, layer_groups = request.param
     disk = DiskSettings(str(tmp_path_factory.mktemp("disk") / "kv"), DISK_BYTES)
-    with worker_cell(MODEL, ROLES, ENGINE, store_bytes=DRAM_BYTES, disk=disk) as client:
-        yield Cell(client, load_reference(resolve_model(MODEL).path))
+    with worker_cell(model, ROLES, ENGINE, store_bytes=DRAM_BYTES, disk=disk, layer_groups=layer_groups) as client:
+        yield Cell(client, load_reference(resolve_model(model).path))
 
 
 def prompt(length: int, seed: int) -> tuple[int, ...]:
