@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ BLOCK = 16
 POOL_BLOCKS = 70
 ANSWER = 6
 BACK_LIMIT_S = 120.0
+SEEDS = itertools.count(10_000)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,7 @@ class Restarts:
                 "store": {
                     "dram_gib": 0.1,
                     "disk": {"folder": str(self._folder), "limit_gib": 0.5},
+                    "fetch_timeout_s": 30.0,
                     # `deploy` keeps the app that it has unless something differs.
                     "lease_s": 30.0 + self._count,
                 },
@@ -123,8 +126,9 @@ def is_scanned() -> bool:
 
 def test_a_known_prefix_is_a_disk_hit_after_a_restart(restarts: Restarts, judge: Judge) -> None:
     prompts = [prompt(length, length) for length in (BLOCK + 1, 10 * BLOCK, 40 * BLOCK + 7)]
-    # These are stopped for right after their answers.
+    # It is stopped right after the last answer.
     prompts += [prompt(60 * BLOCK + 5, 100 + number) for number in range(6)]
+    prompts += [prompt(5 * BLOCK + number, 120 + number) for number in range(23)]
     first = asked(restarts.app(), judge, prompts)
     assert {answer.cached_tokens for answer in first} == {0}
     app = restarts.restart()
@@ -141,14 +145,25 @@ def test_a_known_prefix_is_a_disk_hit_after_a_restart(restarts: Restarts, judge:
     assert [answer.tokens for answer in again] == [answer.tokens for answer in first]
 
 
+def fill_devices(app: RunningApp, judge: Judge) -> None:
+    """So that no worker has anything else on its device."""
+    asked(app, judge, [prompt(POOL_BLOCKS * BLOCK - ANSWER, next(SEEDS))])
+
+
 def crash_store() -> None:
     (process,) = processes("ray::NodeStore")
     os.kill(process.pid, signal.SIGKILL)
-    wait_until(
-        lambda: [each.pid for each in processes("ray::NodeStore")] not in ([], [process.pid]),
-        BACK_LIMIT_S,
-        "the store did not come back",
-    )
+    wait_replaced(process.pid)
+
+
+def wait_replaced(pid: int) -> None:
+    """Until there is one store again, and another one, which knows all that is in its folder."""
+
+    def is_replaced() -> bool:
+        pids = [process.pid for process in processes("ray::NodeStore")]
+        return len(pids) == 1 and pids != [pid] and is_scanned()
+
+    wait_until(is_replaced, BACK_LIMIT_S, "there is no store with the disk")
 
 
 def test_what_was_written_before_the_store_was_killed_is_there(app: RunningApp, judge: Judge) -> None:
@@ -156,9 +171,8 @@ def test_what_was_written_before_the_store_was_killed_is_there(app: RunningApp, 
     asked(app, judge, [shared])
     wait_free(app)
     wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
-    asked(app, judge, [prompt(POOL_BLOCKS * BLOCK - ANSWER, 201)])  # so that no worker has the other on its device
+    fill_devices(app, judge)
     crash_store()
-    wait_until(is_scanned, 30.0, "the disk was not listed again")
     assert (node_store().num_extents, node_store().num_pulls) == (0, 0)
     fetched = app.total("fetched_tokens", "prefill")
     (again,) = asked(app, judge, [shared])
@@ -177,7 +191,6 @@ def test_a_store_that_is_killed_while_it_writes_leaves_nothing_broken(
         wait_until(lambda: bool(set(folder.glob("??/*")) - before), 60.0, "nothing was written")
         crash_store()
         answers.result()
-    wait_until(is_scanned, 30.0, "the disk was not listed again")
     asked(app, judge, prompts)
     wait_free(app, 30.0)
     wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
@@ -193,15 +206,16 @@ def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(app: Runni
     asked(app, judge, [shared])
     wait_free(app)
     wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
-    asked(app, judge, [prompt(POOL_BLOCKS * BLOCK - ANSWER, 401)])
+    (process,) = processes("ray::NodeStore")
     ray.kill(replica("ControlServer"))
-
-    wait_until(is_scanned, BACK_LIMIT_S, "there is no store with the disk")
-    asked(app, judge, [prompt(100, 402)])
+    wait_replaced(process.pid)
 
     def is_hit() -> bool:
+        """Workers learn of the new store a little later; what they computed till then is on their devices."""
+        fill_devices(app, judge)
         fetched = app.total("fetched_tokens", "prefill")
         (again,) = asked(app, judge, [shared])
         return again.cached_tokens == 20 * BLOCK and app.total("fetched_tokens", "prefill") - fetched == 20 * BLOCK
 
     wait_until(is_hit, BACK_LIMIT_S, "what was on disk is not found")
+    assert hit_tokens_on_disk() >= 20 * BLOCK
