@@ -14,6 +14,7 @@ import ray
 from load_tests import directory_load
 from load_tests.directory_load import LoadedDirectory, too_large
 from load_tests.index_size import IndexSize
+from tests.store_cell import eventually
 
 
 @pytest.fixture
@@ -32,12 +33,12 @@ def stats(directory: LoadedDirectory) -> dict[str, Any]:
 def test_the_directory_is_asked_so_often_and_nothing_is_left_held(directory: LoadedDirectory) -> None:
     assert stats(directory)["num_blocks"] == 5000
     window = directory.measure("lookup", rate_per_s=200.0, seconds=0.5, seed=1)
+    eventually(lambda: stats(directory)["num_leases"] == 0)  # nobody waits for the releases
     after = stats(directory)
     assert window.calls == after["queries"] == 100
     assert after["queried_blocks"] > 0.9 * 100 * 250  # the last chain is shorter
     assert window.hit_share == pytest.approx(after["hit_blocks"] / after["queried_blocks"], abs=0.02)
     assert 0.6 < window.hit_share < 1.0
-    assert after["num_leases"] == 0
     assert 80 <= after["leases_granted"] <= 100  # so few blocks have not all the roots: some prompts find nothing
     assert 0 < window.p50_ms <= window.p99_ms <= window.max_ms
     assert window.cpu_share > 0
