@@ -34,7 +34,7 @@ _ADOPTED_AT_A_TIME = 256
 _QUEUE_LIMIT = 4096
 """Extents that wait to be written; when there are more, the disk is too slow for all of them anyway."""
 _READS_AT_A_TIME = 4
-"""More than two cores want: most of a read is waiting for the object store (load_tests/LOG.md)."""
+"""More than there are cores: most of a read is waiting for the object store (load_tests/LOG.md)."""
 _PAUSE_S = 10.0
 """No writes for so long after one failed: a full or broken disk is not asked for every extent."""
 _BUFFER_TIMEOUT_S = 5.0
