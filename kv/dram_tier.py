@@ -6,22 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+from kv.actor_calls import Actor, ask
 from kv.extents import Copy, ExtentInfo
 from kv.store_ledger import StoreLedger
 
-Actor: TypeAlias = Any
-"""An actor's handle. Ray's own type for it knows no remote methods."""
-
-DIRECTORY_TIMEOUT_S = 5.0
-
 Demote: TypeAlias = Callable[[ExtentInfo, Sequence[Any]], Awaitable[None]]
 """Given an extent that makes room for others, and its references; it goes when this returns."""
-
-
-async def ask(answer: Awaitable[Any]) -> Any:
-    """What the directory answers. Raises TimeoutError when it does not in time."""
-    async with asyncio.timeout(DIRECTORY_TIMEOUT_S):
-        return await answer
 
 
 class DramTier:

@@ -13,7 +13,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from kv.actor_calls import Actor, ask
 from kv.disk.tier import DiskTier, FoundExtent
-from kv.dram_tier import Actor, DramTier, ask
+from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError, PartError
 from kv.extents import Copy, ExtentInfo, StoredPart
 from kv.part_refs import part_buffer
@@ -54,7 +55,6 @@ class NodeDisk:
     Args:
         tier: open, and this object's from now on.
         dram: where extents come from, and go to when they are read.
-        drop: called when an extent turns out to be broken: it is to be forgotten everywhere.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class NodeDisk:
         tier: DiskTier,
         dram: DramTier,
         admission: DiskAdmission,
-        drop: Callable[[Sequence[str]], None],
     ) -> None:
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -73,7 +72,6 @@ class NodeDisk:
         self._tier = tier
         self._dram = dram
         self._admission = admission
-        self._drop = drop
         self._extents: dict[str, _OnDisk] = {}
         self._queue: dict[str, None] = {}
         self._writing: str | None = None
@@ -287,7 +285,7 @@ class NodeDisk:
                 self._refusals[failure_label(error)] += 1
                 if error.reason != "unreadable":  # which may pass: too many open files, say
                     # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
-                    self._drop([extent_id])
+                    self._dram.drop([extent_id])
                     await self._remove([extent_id])
                     self._directory.drop_extent.remote(extent_id)
                 return None

@@ -18,9 +18,10 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
+from kv.actor_calls import Actor, ask
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
-from kv.dram_tier import Actor, DramTier, ask
+from kv.dram_tier import DramTier
 from kv.errors import DiskTierError, PartUnavailableError
 from kv.extents import ExtentInfo, PullReceipt
 from kv.layout import KvLayout
@@ -184,7 +185,7 @@ class NodeStore:
             logger.error("there is no disk tier on this node: %s", error)
             self._refusals["disk_unavailable"] += 1
             return None
-        return NodeDisk(self._store_id, self._directory, tier, self._dram, settings.admission, self._dram.drop)
+        return NodeDisk(self._store_id, self._directory, tier, self._dram, settings.admission)
 
     async def _demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
         if self._disk is not None:

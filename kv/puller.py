@@ -19,7 +19,8 @@ from typing import Any
 
 from ray import ObjectRef
 
-from kv.dram_tier import Actor, DramTier, ask
+from kv.actor_calls import Actor, ask
+from kv.dram_tier import DramTier
 from kv.extents import ExtentInfo, PullReceipt, StoredPart, TailReceipt
 from kv.layout import KvLayout
 from kv.part_range import SMALL_OBJECT_BYTES

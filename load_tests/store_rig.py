@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from kv.actor_calls import Actor
 from kv.directory_actor import DirectoryActor
 from kv.disk.settings import DiskSettings
 from kv.extents import Lookup, PullReceipt
@@ -25,9 +26,6 @@ from kv.node_store import NodeStore
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
 from kv.tiers import Tier
-
-Actor: TypeAlias = Any
-"""An actor's handle. Ray's own type for it knows no remote methods."""
 
 LAYOUT = KvLayout(num_layers=16, num_kv_heads=8, head_dim=64, block_tokens=16, dtype="bfloat16")
 """512 KiB a block: KV of a model of a billion parameters."""
