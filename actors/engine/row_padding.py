@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_TILE_ROWS = 16
+TILE_ROWS = 16
+"""Of the kernels that torch uses on a CPU."""
 _STEPS_PER_DOUBLING = 8
 
 
@@ -20,10 +21,10 @@ def padded_rows(num_rows: int) -> int:
     beyond that to an eighth of the power of two below it, so that an eighth of the rows at most is padding."""
     if num_rows <= 1:
         return num_rows
-    if num_rows <= _TILE_ROWS:
+    if num_rows <= TILE_ROWS:
         return 1 << (num_rows - 1).bit_length()
     octave = 1 << (num_rows - 1).bit_length() - 1
-    step = max(_TILE_ROWS, octave // _STEPS_PER_DOUBLING)
+    step = max(TILE_ROWS, octave // _STEPS_PER_DOUBLING)
     return -(-num_rows // step) * step
 
 

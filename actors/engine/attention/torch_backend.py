@@ -15,8 +15,7 @@ import torch.nn.functional as F
 
 from actors.engine.attention.interface import LayerKv
 from actors.engine.batch import PrefillRows, StepBatch
-
-_TILE_ROWS = 16
+from actors.engine.row_padding import TILE_ROWS
 
 
 class TorchAttention:
@@ -51,12 +50,8 @@ class TorchAttention:
         num_heads, rows, head_dim = kv.page_of.shape[0], q.shape[0], q.shape[-1]
         keys, values = _gather(kv, kv.page_of[:, batch.decode_blocks].transpose(0, 1), (rows, num_heads))
         if (None, kv.window) not in self._masks:
-            places = torch.arange(keys.shape[2], device=q.device)
-            context = batch.decode_context[:, None]
-            visible = places < context
-            if kv.window is not None:
-                visible &= places >= context - kv.window
-            self._masks[None, kv.window] = _additive(visible, q.dtype)[:, None, None]
+            own = batch.decode_context - 1
+            self._masks[None, kv.window] = _mask(own, keys.shape[2], kv.window, q.dtype)[:, None, None]
         out = F.scaled_dot_product_attention(
             q.view(rows, num_heads, -1, head_dim),
             keys,
@@ -69,19 +64,15 @@ class TorchAttention:
     def _prefill(self, rows: PrefillRows, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         """q [n, heads, head_dim] -> the same shape."""
         keys, values = _gather(kv, kv.page_of[None, :, rows.blocks], (1, kv.page_of.shape[0]))
-        padding = -rows.num_rows % _TILE_ROWS
+        padding = -rows.num_rows % TILE_ROWS
         num_queries, num_keys = rows.num_rows + padding, keys.shape[2]
         causal = rows.num_rows == rows.context_tokens and num_queries == num_keys and kv.window is None
         key = rows.first_row, kv.window
         if not causal and key not in self._masks:
-            places = torch.arange(num_keys, device=q.device)
-            own = torch.arange(num_queries, device=q.device)[:, None] + (rows.context_tokens - rows.num_rows)
+            own = torch.arange(num_queries, device=q.device) + (rows.context_tokens - rows.num_rows)
             # Padding rows look where the last row looks: a row that sees nothing gives NaN.
             own = own.clamp(max=rows.context_tokens - 1)
-            visible = places <= own
-            if kv.window is not None:
-                visible &= places > own - kv.window
-            self._masks[key] = _additive(visible, q.dtype)
+            self._masks[key] = _mask(own, num_keys, kv.window, q.dtype)
         out = F.scaled_dot_product_attention(
             F.pad(q, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None],
             keys,
@@ -112,6 +103,11 @@ def _gather(kv: LayerKv, pages: torch.Tensor, leading: tuple[int, int]) -> tuple
     return halves.index_select(0, index).view(shape), halves.index_select(0, index + 1).view(shape)
 
 
-def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where a query may look and -inf where not. SDPA makes this of a bool mask itself, but in every layer."""
+def _mask(own: torch.Tensor, num_keys: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """[n, num_keys] for queries at the places `own` [n]: 0 where they may look and -inf where not. SDPA makes this of a
+    bool mask itself, but in every layer."""
+    places, own = torch.arange(num_keys, device=own.device), own[:, None]
+    visible = places <= own
+    if window is not None:
+        visible &= places > own - window
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
