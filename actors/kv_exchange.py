@@ -348,7 +348,7 @@ class KvExchange:
 
 def _without_leading(lookup: Lookup, first_block: int) -> Lookup:
     """The lookup without slices that lie wholly before `first_block`."""
-    slices, stop = [], lookup.num_blocks - sum(piece.count for piece in lookup.slices)
+    slices, stop = [], lookup.first_block
     for piece in lookup.slices:
         stop += piece.count
         if stop > first_block:

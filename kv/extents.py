@@ -73,6 +73,11 @@ class Lookup:
     slices: tuple[ExtentSlice, ...]
     num_blocks: int
 
+    @property
+    def first_block(self) -> int:
+        """Where the slices begin: blocks before it were skipped."""
+        return self.num_blocks - sum(piece.count for piece in self.slices)
+
 
 @dataclass(frozen=True, slots=True)
 class PutTicket:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
+from kv.actor_calls import Actor
 from kv.errors import PartError
 from kv.extents import ExtentSlice, Lookup, StoredPart, TailReceipt
 from kv.layout import KvLayout
@@ -23,9 +24,6 @@ from kv.parts import DecodedPart, PartExpectation, decode_part
 from kv.ray_failures import GONE_FOR_GOOD, STORE_FAILURES, failure_label
 
 T = TypeVar("T")
-
-Actor: TypeAlias = Any
-"""An actor's handle. Ray's own type for it knows no remote methods."""
 
 
 _Buffers: TypeAlias = dict[str, asyncio.Task[Any] | None]
@@ -77,13 +75,13 @@ async def fetch_parts(
         ValueError: `keys` are fewer than the lookup found; without its key no block can be verified.
     """
     deadline_s = time.monotonic() + timeout_s
-    first_block = lookup.num_blocks - sum(piece.count for piece in lookup.slices)
     answers: dict[str, asyncio.Task[_Buffers]] = {}
     try:
         if len(keys) < lookup.num_blocks:
             raise ValueError(f"{len(keys)} keys were given for {lookup.num_blocks} blocks: give those of the lookup")
         answers.update(_ask_stores(stores, lookup, deadline_s))
-        wanted = _in_order(lookup.slices, first_block)
+        wanted = _in_order(lookup)
+        complete: set[str] = set()
         while wanted:
             at_block, piece, part = wanted.pop(0)
             if piece.store_id not in stores:
@@ -91,8 +89,10 @@ async def fetch_parts(
                 on_miss("unknown_store", at_block)
                 continue
             try:
-                if not covers_all_lanes(layout, (part.range for part in piece.parts)):
-                    raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
+                if piece.extent_id not in complete:
+                    if not covers_all_lanes(layout, (part.range for part in piece.parts)):
+                        raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
+                    complete.add(piece.extent_id)
                 answer = asyncio.shield(answers[piece.extent_id])  # other extents may wait for the same one
                 async with asyncio.timeout(deadline_s - time.monotonic()):
                     buffers = await answer
@@ -120,10 +120,10 @@ async def fetch_parts(
             directory.release.remote(lookup.lease_id)
 
 
-def _in_order(slices: Sequence[ExtentSlice], first_block: int) -> list[tuple[int, ExtentSlice, StoredPart]]:
+def _in_order(lookup: Lookup) -> list[tuple[int, ExtentSlice, StoredPart]]:
     """(first block, slice, part) of everything, by first layer, then by block."""
-    wanted = []
-    for piece in slices:
+    wanted, first_block = [], lookup.first_block
+    for piece in lookup.slices:
         wanted += [(first_block, piece, part) for part in piece.parts]
         first_block += piece.count
     return sorted(wanted, key=lambda item: (item[2].range.first_layer, item[0], item[2].range.first_head))

@@ -90,7 +90,7 @@ def may_compute_meanwhile(elapsed_s: float, arrived_layers: int, num_layers: int
 def runs_of(lookup: Lookup, layout: KvLayout, first_block: int = 0) -> list[FetchRun]:
     """The runs of what was found, from block `first_block` of the request on."""
     runs = []
-    stop = lookup.num_blocks - sum(piece.count for piece in lookup.slices)
+    stop = lookup.first_block
     for piece in lookup.slices:
         stop += piece.count
         wanted_blocks = min(piece.count, stop - first_block)
