@@ -3,7 +3,7 @@
 
     begin_put -> (commit_put | abort_put | expiry)      a block is visible only after the commit of its extent
     lookup    -> renew* -> (release | expiry)           an extent with a hold on it is never evicted
-    add_copy  <-> (evict | expire | drop_copies)        an extent whose last copy is gone is a miss
+    add_copy  <-> (evict | expire)                      an extent whose last copy is gone is a miss
     adopt                                               what a store found on its disk is visible again
 
 A put holds the visible extents of its chain just as a lease does, so that making room for a suffix never throws out its
@@ -291,13 +291,6 @@ class Directory:
             gone[tier] = [self._remove_copy(self._by_handle[handle], tier) for handle in handles]
             self._count_copies(tier, "expired", len(handles))
         return gone
-
-    def drop_copies(self, extent_ids: Iterable[str], tier: Tier) -> None:
-        """A store lost extents in one tier. Unknown ones are no error."""
-        for extent_id in extent_ids:
-            extent = self._extents.get(extent_id)
-            if extent is not None and tier in extent.tiers:
-                self._remove_copy(extent, tier)
 
     def drop_extent(self, extent_id: str) -> None:
         """Forget a broken extent in all tiers, leased or not: from now on its blocks are a miss. An unknown one is no

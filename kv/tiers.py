@@ -32,9 +32,6 @@ class TierContents:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, handle: int) -> bool:
-        return handle in self._entries
-
     def add(self, entry: Entry, num_bytes: int, now_s: float) -> None:
         """Takes in an entry that is not here."""
         self._entries[entry.handle] = (entry, num_bytes)

@@ -85,7 +85,7 @@ def write_extent(path: Path, parent: bytes | None, buffers: Sequence[Any]) -> No
         DiskWriteError: the file system refused. Nothing is left, unless it does not let us remove the temporary file.
     """
     views = [part_view(buffer) for buffer in buffers]
-    starts = [view[: payload_offset(view[:PREFIX_BYTES].tobytes(), len(view))].tobytes() for view in views]
+    starts = [_start_of(view) for view in views]
     sizes = tuple(len(view) for view in views)
     headers = [read_header(start, size) for start, size in zip(starts, sizes, strict=True)]
     _index(Preamble(parent, sizes, b""), headers)
@@ -192,9 +192,7 @@ def verify_file(path: Path) -> ExtentIndex:
             if _read(fd, offset - end, end).any():
                 raise PartError("checksum", f"there are no zeros before part {part}")
             buffer = _read(fd, part_bytes, offset)
-            header = read_header(
-                buffer[: payload_offset(buffer[:PREFIX_BYTES].tobytes(), part_bytes)].tobytes(), part_bytes
-            )
+            header = read_header(_start_of(buffer.data), part_bytes)
             decode_part(buffer, header.expectation())
             end = offset + part_bytes
         return index
@@ -247,8 +245,13 @@ def _preamble_bytes(fd: int) -> bytes:
     return start[:length] if length <= len(start) else os.pread(fd, length, 0)
 
 
+def _start_of(part: memoryview) -> bytes:
+    """What comes before the payload of a part in memory."""
+    return part[: payload_offset(part[:PREFIX_BYTES].tobytes(), len(part))].tobytes()
+
+
 def _part_start(fd: int, offset: int, part_bytes: int) -> bytes:
-    """What comes before the payload of a part."""
+    """What comes before the payload of a part in a file."""
     start = os.pread(fd, min(_FIRST_READ_BYTES, part_bytes), offset)
     length = payload_offset(start, part_bytes)
     return start[:length] if length <= len(start) else os.pread(fd, length, offset)

@@ -260,14 +260,6 @@ class DirectoryMachine(RuleBasedStateMachine):
         for tier, extent_ids in overdue.items():
             self.remove_copies_of_model(extent_ids, tier)
 
-    @precondition(lambda self: self.extents)
-    @rule(tier=st.sampled_from(TIERS), data=st.data())
-    def drop_copies(self, tier: Tier, data: st.DataObject) -> None:
-        extent_id = data.draw(st.sampled_from(sorted(self.extents)))
-        self.directory.drop_copies([extent_id, "unknown"], tier)
-        if tier in self.extents[extent_id].copies:
-            self.remove_copies_of_model([extent_id], tier)
-
     @rule(ttl_s=st.just(TTL_S))
     def set_policy(self, ttl_s: float) -> None:
         """The order stays; everything counts as used now."""
