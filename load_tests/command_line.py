@@ -64,14 +64,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "in its cache (default: a fresh one, which is reported)",
     )
     load.add_argument("--prompt", choices=["ids", "text"], default="ids", help="token ids (default) or words")
-    load.add_argument(
-        "--token-ids",
-        type=int,
-        nargs=2,
-        metavar=("FIRST", "END"),
-        default=(DEFAULT_TOKEN_IDS.start, DEFAULT_TOKEN_IDS.stop),
-        help="ids are drawn from [FIRST, END); default %(default)s",
-    )
+    add_token_ids_option(load)
     load.add_argument("--warm-up", type=int, default=4, help="unmeasured requests before each workload (default 4)")
 
     arrivals = parser.add_argument_group("arrivals").add_mutually_exclusive_group()
@@ -99,6 +92,18 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument("--extra", type=json.loads, default={}, help="JSON object merged into every request's body")
     server.add_argument("--timeout-s", type=float, default=600.0, help="limit for one request (default 600)")
+
+
+def add_token_ids_option(parser: argparse._ActionsContainer) -> None:
+    """What prompts are drawn from."""
+    parser.add_argument(
+        "--token-ids",
+        type=int,
+        nargs=2,
+        metavar=("FIRST", "END"),
+        default=(DEFAULT_TOKEN_IDS.start, DEFAULT_TOKEN_IDS.stop),
+        help="ids are drawn from [FIRST, END); default %(default)s",
+    )
 
 
 def add_save_options(parser: argparse.ArgumentParser) -> None:

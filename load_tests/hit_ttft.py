@@ -34,13 +34,13 @@ from typing import Any
 
 from load_tests.app_counters import APP_NAME, AppCounters, AppError
 from load_tests.client import CompletionClient, first_model
-from load_tests.command_line import add_save_options, save, seed_from
+from load_tests.command_line import add_save_options, add_token_ids_option, save, seed_from
 from load_tests.hit_states import STATES, HitState, plan_rounds, why_not
 from load_tests.measured_run import report_progress
 from load_tests.page_cache import PagesKeptError, drop_pages
 from load_tests.paired_ratio import paired_ratio
 from load_tests.run_tables import markdown_table
-from load_tests.workloads import DEFAULT_TOKEN_IDS, PlannedRequest
+from load_tests.workloads import PlannedRequest
 
 _OUTPUT_TOKENS = 2
 """The second one makes the request go on to a decode worker, as requests do."""
@@ -177,14 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=10, help="of each state (default 10)")
     parser.add_argument("--quick", action="store_true", help="two samples of a prefix of 320 tokens")
     parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is reported")
-    parser.add_argument(
-        "--token-ids",
-        type=int,
-        nargs=2,
-        metavar=("FIRST", "END"),
-        default=(DEFAULT_TOKEN_IDS.start, DEFAULT_TOKEN_IDS.stop),
-        help="ids are drawn from [FIRST, END); default %(default)s",
-    )
+    add_token_ids_option(parser)
     add_save_options(parser)
     arguments = parser.parse_args(arguments_given)
     if arguments.quick:

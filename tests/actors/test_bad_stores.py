@@ -9,7 +9,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -403,15 +403,23 @@ def test_a_clock_that_stepped_back_between_two_runs(cell: Cell, folder: Path) ->
     assert (stats_of(store).disk.num_extents, list(folder.glob("??/*.kv"))) == (0, [])
 
 
-def test_a_reader_that_is_slower_than_its_lease(cell: Cell) -> None:
-    store = cell.start_store()
-    prompts = prompts_of(35, 1)
-    cell.store_prompts(prompts)
-    before, granted, expired = cell.misses(), cell.count("leases_granted"), cell.count("leases_expired")
+@contextlib.contextmanager
+def found_but_not_fetched(cell: Cell, prompts: Sequence[tuple[int, ...]]) -> Iterator[Future[list[FlowAnswer]]]:
+    """Prefill worker 1 has looked the prompts up, and does not go on before it is let go."""
+    granted = cell.count("leases_granted")
     get(cell.prefill(1).hold.remote())
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(cell.run, 1, prompts)
         eventually(lambda: cell.count("leases_granted") > granted)
+        yield answer
+
+
+def test_a_reader_that_is_slower_than_its_lease(cell: Cell) -> None:
+    store = cell.start_store()
+    prompts = prompts_of(35, 1)
+    cell.store_prompts(prompts)
+    before, expired = cell.misses(), cell.count("leases_expired")
+    with found_but_not_fetched(cell, prompts) as answer:
         eventually(lambda: cell.count("num_leases") == 0)
         assert cell.count("leases_expired") > expired
         # Nobody holds it any more, so it goes.
@@ -431,11 +439,8 @@ def test_a_store_that_dies_while_it_is_read(cell: Cell) -> None:
     store = cell.start_store()
     prompts = prompts_of(36, 1)
     cell.store_prompts(prompts)
-    before, granted, lost = cell.misses(), cell.count("leases_granted"), cell.count("extents_lost")
-    get(cell.prefill(1).hold.remote())
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(cell.run, 1, prompts)
-        eventually(lambda: cell.count("leases_granted") > granted)
+    before, lost = cell.misses(), cell.count("extents_lost")
+    with found_but_not_fetched(cell, prompts) as answer:
         ray.kill(store)
         get(cell.prefill(1).let_go.remote())
         (answered,) = answer.result()

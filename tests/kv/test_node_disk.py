@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,12 @@ from kv.disk.settings import DiskSettings
 from kv.policy.admission import DiskAdmission
 from kv.policy.policy_file import PolicySpec
 from kv.store_stats import DiskStats
-from tests.store_cell import MIB, Setup, Worker, chain, crash, eventually, fetch, get, pull, stats_of
+from tests.store_cell import MIB, Setup, chain, crash, eventually, fetch, get, pull, stats_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
 
 # 12 blocks are one extent of 768 KiB; a DRAM tier of 1 MiB holds one of them.
 ONE_EXTENT = MIB
-
-
-@pytest.fixture(scope="module")
-def worker(ray_cluster: None) -> Iterator[Any]:
-    actor: Any = ray.remote(num_cpus=0)(Worker).remote()
-    yield actor
-    ray.kill(actor)
-
-
-@pytest.fixture
-def setup() -> Iterator[Setup]:
-    made = Setup()
-    yield made
-    for actor in made.actors:
-        ray.kill(actor)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +24,6 @@ from tests.store_cell import (
     MIB,
     WIDE_LAYOUT,
     Setup,
-    Worker,
     chain,
     claim,
     crash,
@@ -39,22 +37,6 @@ from tests.store_cell import (
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
-
-
-@pytest.fixture(scope="module")
-def worker(ray_cluster: None) -> Iterator[Any]:
-    """A worker without defects, for all tests that do not kill it."""
-    actor: Any = ray.remote(num_cpus=0)(Worker).remote()
-    yield actor
-    ray.kill(actor)
-
-
-@pytest.fixture
-def setup() -> Iterator[Setup]:
-    made = Setup()
-    yield made
-    for actor in made.actors:
-        ray.kill(actor)
 
 
 def no_miss(label: str, num_blocks: int) -> None:

@@ -17,7 +17,7 @@ LIMIT_S = 400.0
 
 @pytest.mark.cluster
 def test_two_nodes_in_a_cluster_of_their_own() -> None:
-    """A process has one Ray cluster, and this session's is of one node."""
+    """A process has one Ray cluster, and that of the other tests is of one node."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Paths of sockets must be short. And nobody else is to take this cluster for the machine's own.
     with tempfile.TemporaryDirectory(prefix="eq", dir="/tmp") as folder:
