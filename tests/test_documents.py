@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("app", "actors", "migrate", "kv", "load_tests")
+ROOMS = ("app", "actors", "migrate", "kv", "tuning", "load_tests")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -27,7 +27,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"\b((?:app|actors|migrate|kv|load_tests|serve_configs|tests|docs)/[\w./-]*[\w/])", text):
+    for path in re.findall(r"\b((?:app|actors|migrate|kv|tuning|load_tests|serve_configs|tests|docs)/[\w./-]*[\w/])", text):
         assert (ROOT / path).exists(), path
 
 
