@@ -1,0 +1,129 @@
+"""What a device can do: peak figures with the shares of them that are reached, and times that were measured on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """How far fitted times are from the measured ones, each divided by the measured one."""
+
+    mean: float
+    worst: float
+    samples: int
+    """How many measurements the fit was made from."""
+
+    def __post_init__(self) -> None:
+        _require(self, ("mean", "worst"), least=0.0)
+        if type(self.samples) is not int or self.samples < 1:
+            raise ValueError(f"samples={self.samples!r} is not allowed: give an int of at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFit:
+    """Seconds of a step of prompts: base_s + token_s * tokens + square_s * sum(length^2).
+
+    Of a prompt whose first tokens are cached only the others count, and the square is that of its whole length less
+    that of the cached part. Form of DistServe's estimator; the rule for cached tokens is ours.
+    """
+
+    base_s: float
+    token_s: float
+    square_s: float
+    error: FitError
+
+    def __post_init__(self) -> None:
+        _require(self, ("base_s", "token_s", "square_s"), least=0.0)
+        if self.base_s + self.token_s == 0:
+            raise ValueError("base_s and token_s are both 0: a step of prompts must take time")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFit:
+    """Seconds of a decode step: base_s + context_token_s * context_tokens + row_s * batch. DistServe's estimator."""
+
+    base_s: float
+    context_token_s: float
+    row_s: float
+    error: FitError
+
+    def __post_init__(self) -> None:
+        _require(self, ("base_s", "context_token_s", "row_s"), least=0.0)
+        if self.base_s + self.row_s == 0:
+            raise ValueError("base_s and row_s are both 0: a decode step must take time")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTiming:
+    """Times of one model on one machine, fitted to measurements."""
+
+    model: str
+    """Name of the `ModelShape` that they hold for."""
+    machine: str
+    date: str
+    """When it was measured, as YYYY-MM-DD."""
+    prefill: PrefillFit
+    decode: DecodeFit
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """A device, or several that work as one: then the figures are those of all of them together.
+
+    Raises:
+        ValueError: a figure is not a finite number above 0 (`step_overhead_s`: at least 0), a share is above 1, or two
+            entries of `measured` are for one model.
+    """
+
+    name: str
+    flops_per_s: float
+    """Peak of dense products in the model's dtype."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    """Peak rate at which the device reads its own memory."""
+    host_link_bytes_per_s: float
+    """Between the device and its host's DRAM, one way, as reached."""
+    network_bytes_per_s: float
+    """Between this device's host and another, one way, as reached, for this device alone."""
+    prefill_efficiency: float
+    """Share of `flops_per_s` that is reached where computing is what takes the time."""
+    decode_efficiency: float
+    """Share of `memory_bytes_per_s` that is reached where reading is what takes the time."""
+    step_overhead_s: float
+    """What a step takes beside computing and reading: launches, scheduling, sampling."""
+    memory_share: float
+    """Share of `memory_bytes` for weights and KV."""
+    measured: Sequence[MeasuredTiming] = ()
+    """Models whose times come from measurements instead of peak figures."""
+
+    def __post_init__(self) -> None:
+        if type(self.memory_bytes) is not int or self.memory_bytes < 1:
+            raise ValueError(f"memory_bytes={self.memory_bytes!r} is not allowed: give an int of at least 1")
+        rates = ("flops_per_s", "memory_bytes_per_s", "host_link_bytes_per_s", "network_bytes_per_s")
+        _require(self, rates, above=0.0)
+        _require(self, ("prefill_efficiency", "decode_efficiency", "memory_share"), above=0.0, most=1.0)
+        _require(self, ("step_overhead_s",), least=0.0)
+        models = [timing.model for timing in self.measured]
+        for model in models:
+            if models.count(model) > 1:
+                raise ValueError(f"measured has {model!r} more than once: give each model's times once")
+
+    def measured_for(self, model: str) -> MeasuredTiming | None:
+        """The measured times of a model; None where there are none."""
+        return next((timing for timing in self.measured if timing.model == model), None)
+
+
+def _require(
+    owner: object, fields: Sequence[str], *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
+) -> None:
+    """Raises ValueError where a field is no finite number within the limits."""
+    for field in fields:
+        value = getattr(owner, field)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not (above < value and least <= value <= most):
+            low = f"above {above:g}" if above > -math.inf else f"of at least {least:g}"
+            high = f" and at most {most:g}" if most < math.inf else ""
+            raise ValueError(f"{field}={value!r} is not allowed: give a finite number {low}{high}")
