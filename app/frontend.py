@@ -19,6 +19,7 @@ from app.chat_protocol import ChatCompletionRequest
 from app.chat_template import render_chat
 from app.choice_text import ChoiceText
 from app.completion_protocol import DEFAULT_MAX_TOKENS, CompletionRequest
+from app.default_sampling import DefaultSampling
 from app.dispatcher import Dispatcher
 from app.generation import Choice, Generation
 from app.openai_errors import model_not_found, unavailable
@@ -45,14 +46,18 @@ class Frontend:
         tokenizer: a fast one of transformers. ValueError when its decoder belongs to no family that `TokenBytes` knows.
         model_name: what clients must give as `model`.
         control: Serve handle of the control deployment.
+        sampling: for what a request leaves out.
     """
 
-    def __init__(self, settings: AppSettings, tokenizer: Any, model_name: str, control: Any) -> None:
+    def __init__(
+        self, settings: AppSettings, tokenizer: Any, model_name: str, control: Any, sampling: DefaultSampling
+    ) -> None:
         self.settings = settings
         self.model_name = model_name
         self.created = int(time.time())
         self.table = TokenBytes(tokenizer)
         self._tokenizer = tokenizer
+        self._sampling = sampling
         self._owner = f"ingress-{uuid.uuid4().hex[:12]}"
         ingress = settings.ingress
         self.dispatcher = Dispatcher(
@@ -144,6 +149,7 @@ class Frontend:
                 index = prompt_index * request.choices + choice_index
                 sampling = to_sampling(
                     request,
+                    self._sampling,
                     max_tokens=limit,
                     vocab_size=facts.vocab_size,
                     random_seed=(seed + prompt_index) % 2**64,

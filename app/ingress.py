@@ -17,6 +17,7 @@ from app.api_keys import ApiKeys
 from app.chat_protocol import ChatCompletionRequest
 from app.client_presence import Departures, EventStream, unless_gone
 from app.completion_protocol import CompletionRequest
+from app.default_sampling import default_sampling
 from app.frontend import Frontend
 from app.generation import Generation
 from app.http_guard import KeyGuard, install_error_handlers, use_keys
@@ -52,8 +53,14 @@ class Ingress:
         self._settings = AppSettings.model_validate(settings)
         keys_file = self._settings.ingress.api_keys_file
         use_keys(None if keys_file is None else ApiKeys.load(keys_file))
-        tokenizer, name = await asyncio.to_thread(load_tokenizer, self._settings.model)
-        self._frontend = Frontend(self._settings, tokenizer, self._settings.served_model_name or name, control)
+        source = await asyncio.to_thread(load_tokenizer, self._settings.model)
+        self._frontend = Frontend(
+            self._settings,
+            source.tokenizer,
+            self._settings.served_model_name or source.name,
+            control,
+            default_sampling(self._settings.default_sampling, source.folder),
+        )
 
     @http.get("/health")
     async def health(self) -> Response:

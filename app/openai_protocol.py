@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from actors.engine.request import SamplingParams
+from app.default_sampling import DefaultSampling
 from app.openai_errors import invalid_request, shortened, unsupported
 from app.request_parsing import must_be
 
@@ -185,12 +186,19 @@ class GenerationRequest(BaseModel):
 
 
 def to_sampling(
-    request: GenerationRequest, *, max_tokens: int, vocab_size: int, random_seed: int, choice_index: int = 0
+    request: GenerationRequest,
+    defaults: DefaultSampling,
+    *,
+    max_tokens: int,
+    vocab_size: int,
+    random_seed: int,
+    choice_index: int = 0,
 ) -> SamplingParams:
     """How the engine is to choose tokens for one sequence of `request`.
 
-    `max_tokens` is what `app.prompt_tokens.answer_tokens` allows; `random_seed` (64-bit) is for a request without one.
-    Raises ApiError 400 for token ids outside the vocabulary, and for `min_tokens` above `max_tokens`.
+    `defaults` are for what the request leaves out; `max_tokens` is what `app.prompt_tokens.answer_tokens` allows;
+    `random_seed` (64-bit) is for a request without one. Raises ApiError 400 for token ids outside the vocabulary, and
+    for `min_tokens` above `max_tokens`.
     """
     for token_id, _ in request.logit_bias:
         if token_id >= vocab_size:
@@ -204,15 +212,15 @@ def to_sampling(
             f"'min_tokens' is {min_tokens} and the answer may have {max_tokens} tokens. Lower it or set 'max_tokens'."
         )
         raise invalid_request(message, param="min_tokens")
-    temperature = 1.0 if request.temperature is None else request.temperature
+    temperature = _first(request.temperature, defaults.temperature)
     seed = random_seed if request.seed is None else request.seed
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=0.0 if temperature < GREEDY_BELOW_TEMPERATURE else temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        top_p=_first(request.top_p, defaults.top_p),
+        top_k=max(0, defaults.top_k if request.top_k is None else request.top_k),
+        min_p=_first(request.min_p, defaults.min_p),
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=request.logit_bias,
@@ -224,6 +232,10 @@ def to_sampling(
         logprobs=request.top_logprob_count,
         prompt_logprobs=request.prompt_logprob_count,
     )
+
+
+def _first(asked: float | None, default: float) -> float:
+    return default if asked is None else asked
 
 
 def _outside_vocabulary(param: str, token_id: int, vocab_size: int) -> Exception:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from actors.model_source import DEFAULT_MODEL
+from app.default_sampling import SamplingSettings
 from app.overlay import OVERLAY_VARIABLE, merged_with_overlay
 from app.settings_block import SettingsBlock
 from app.settings_error import SettingsError, problems_of, shown
@@ -197,6 +198,9 @@ class AppSettings(SettingsBlock):
     mode: Literal["static", "monolithic"] = Field(
         default="static",
         description="static: prefill and decode on separate workers. monolithic: each worker does both.",
+    )
+    default_sampling: SamplingSettings = Field(
+        default_factory=SamplingSettings, description="How tokens are chosen where a request does not say."
     )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="The model runner, for all roles.")
     prefill: RoleSettings = Field(default_factory=RoleSettings, description="Prefill workers (mode static).")

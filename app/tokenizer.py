@@ -1,18 +1,25 @@
-"""The tokenizer of the served model."""
+"""What an ingress needs of the served model: its tokenizer, its name, and where its other files are."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer
 
 from actors.model_source import resolve_model
 
 
-def load_tokenizer(model: str) -> tuple[Any, str]:
-    """The model's tokenizer (of transformers), and the name that clients call the model by unless settings say another.
+class TokenizerSource(NamedTuple):
+    """`tokenizer` is transformers' own; `name` is what clients call the model by unless settings say another; `folder`
+    holds the model in Hugging Face's layout."""
 
-    Fetches or converts the model if it isn't here. Raises ModelSourceError.
-    """
+    tokenizer: Any
+    name: str
+    folder: Path
+
+
+def load_tokenizer(model: str) -> TokenizerSource:
+    """Fetches or converts the model if it isn't here. Raises ModelSourceError."""
     resolved = resolve_model(model)
-    return AutoTokenizer.from_pretrained(resolved.path), resolved.name
+    return TokenizerSource(AutoTokenizer.from_pretrained(resolved.path), resolved.name, Path(resolved.path))

@@ -17,7 +17,7 @@ class Judge:
     """Of one model with a byte tokenizer."""
 
     def __init__(self, model: str) -> None:
-        tokenizer, _ = load_tokenizer(model)
+        tokenizer = load_tokenizer(model).tokenizer
         table = TokenBytes(tokenizer)
         self._ids = {table.text(token): token for token in range(len(tokenizer))}
         self._model: PreTrainedModel = load_reference(resolve_model(model).path)

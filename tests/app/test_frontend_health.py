@@ -12,6 +12,7 @@ import pytest
 from actors.addresses import RosterView
 from app.api_keys import PUBLIC
 from app.completion_protocol import CompletionRequest
+from app.default_sampling import DefaultSampling
 from app.frontend import Frontend
 from app.openai_errors import ApiError
 from app.settings import AppSettings
@@ -52,7 +53,7 @@ class PlainControl:
 async def frontend_of(tokenizer: Any, stall_timeout_s: float) -> AsyncGenerator[tuple[Frontend, PlainControl]]:
     control = PlainControl()
     settings = AppSettings.model_validate({"mode": "static", "ingress": {"stall_timeout_s": stall_timeout_s}})
-    frontend = Frontend(settings, tokenizer, "tiny", control)
+    frontend = Frontend(settings, tokenizer, "tiny", control, DefaultSampling())
     try:
         yield frontend, control
     finally:

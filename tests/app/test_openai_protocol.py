@@ -10,6 +10,7 @@ import pytest
 from actors.engine.request import SamplingParams
 from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
+from app.default_sampling import DefaultSampling
 from app.openai_errors import ApiError
 from app.openai_protocol import NO_EFFECT, GenerationRequest, to_sampling
 from app.request_parsing import parse_request
@@ -25,7 +26,7 @@ def completion(**changes: Any) -> CompletionRequest:
 
 
 def sampling(request: GenerationRequest, **changes: Any) -> SamplingParams:
-    return to_sampling(request, **{"max_tokens": 7, "vocab_size": 100, "random_seed": 11, **changes})
+    return to_sampling(request, DefaultSampling(), **{"max_tokens": 7, "vocab_size": 100, "random_seed": 11, **changes})
 
 
 @pytest.mark.parametrize("request_", [chat(), completion()])

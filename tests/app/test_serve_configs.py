@@ -17,6 +17,7 @@ from app.settings import SettingsError
 FOLDER = Path(__file__).parents[2] / "serve_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 OVERLAYS = sorted((FOLDER / "overlays").glob("*.yaml"))
+FOR_TWO_CORES = FOLDER / "overlays" / "cpu-tiny.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +49,15 @@ def test_the_named_files_are_there() -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_every_overlay_goes_over_the_local_file(overlay: Path) -> None:
+    assert (
+        read_serve_config(FOLDER / "local.yaml", overlay).settings != read_serve_config(FOLDER / "local.yaml").settings
+    )
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_overlays_bring_every_file_onto_two_cores(path: Path, overlay: Path) -> None:
-    settings = read_serve_config(path, overlay).settings
+def test_one_overlay_brings_every_file_onto_two_cores(path: Path) -> None:
+    settings = read_serve_config(path, FOR_TWO_CORES).settings
     roles = [settings.role(role) for role in settings.roles]
     assert sum(role.replicas * role.num_gpus for role in roles) == 0
     cpus = sum(role.replicas * role.num_cpus for role in roles) + settings.ingress.replicas * settings.ingress.num_cpus

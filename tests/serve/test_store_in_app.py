@@ -25,6 +25,7 @@ BLOCK = 32
 ARGS: dict[str, Any] = {
     "model": "random/llama-8x8",
     "served_model_name": SERVED,
+    "default_sampling": {"temperature": 0},
     "engine": {"dtype": "float32", "block_tokens": BLOCK, "kv_cache_blocks": 160, "max_batch_tokens": 256},
     **small_roles(prefill=2),
 }
@@ -103,6 +104,15 @@ def test_a_prefill_worker_hits_what_the_other_one_stored(app: RunningApp) -> Non
     fetched = [counters(m)["fetched_tokens"] - before[m.worker_id]["fetched_tokens"] for m in app.members("prefill")]
     assert min(fetched) == 0
     assert max(fetched) >= 19 * BLOCK
+
+
+def test_a_request_without_a_temperature_gets_the_configured_one(app: RunningApp) -> None:
+    tokens = prompt(2 * BLOCK, 6)
+    greedy = answered(app, tokens, 16)
+    left_out = [ask(app.base_url, tokens, 16, temperature=None, seed=seed) for seed in (1, 2)]
+    drawn = [ask(app.base_url, tokens, 16, temperature=1, seed=seed) for seed in (1, 2)]
+    assert [answer.tokens for answer in left_out] == [greedy.tokens] * 2
+    assert drawn[0].tokens != drawn[1].tokens  # so it does make a difference
 
 
 def test_echoed_logprobs_make_decode_compute_nothing(app: RunningApp) -> None:
