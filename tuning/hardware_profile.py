@@ -5,6 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from tuning.figure_file import FigureError, find_figure_file, read_figure_file
+from tuning.model_shape import ModelShape
+
+_FOLDER = Path(__file__).parent / "hardware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,7 @@ class FitError:
     def __post_init__(self) -> None:
         _require(self, ("mean", "worst"), least=0.0)
         if type(self.samples) is not int or self.samples < 1:
-            raise ValueError(f"samples={self.samples!r} is not allowed: give an int of at least 1")
+            raise FigureError("samples", f"given {self.samples!r}; allowed: an int of at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class MeasuredTiming:
 
     model: str
     """Name of the `ModelShape` that they hold for."""
+    dtype_bytes: int
+    """Of that shape."""
     machine: str
     date: str
     """When it was measured, as YYYY-MM-DD."""
@@ -75,7 +83,7 @@ class HardwareProfile:
 
     Raises:
         ValueError: a figure is not a finite number above 0 (`step_overhead_s`: at least 0), a share is above 1, or two
-            entries of `measured` are for one model.
+            entries of `measured` are for one model and dtype.
     """
 
     name: str
@@ -96,34 +104,48 @@ class HardwareProfile:
     """What a step takes beside computing and reading: launches, scheduling, sampling."""
     memory_share: float
     """Share of `memory_bytes` for weights and KV."""
-    measured: Sequence[MeasuredTiming] = ()
+    measured: tuple[MeasuredTiming, ...] = ()
     """Models whose times come from measurements instead of peak figures."""
 
     def __post_init__(self) -> None:
         if type(self.memory_bytes) is not int or self.memory_bytes < 1:
-            raise ValueError(f"memory_bytes={self.memory_bytes!r} is not allowed: give an int of at least 1")
+            raise FigureError("memory_bytes", f"given {self.memory_bytes!r}; allowed: an int of at least 1")
         rates = ("flops_per_s", "memory_bytes_per_s", "host_link_bytes_per_s", "network_bytes_per_s")
         _require(self, rates, above=0.0)
         _require(self, ("prefill_efficiency", "decode_efficiency", "memory_share"), above=0.0, most=1.0)
         _require(self, ("step_overhead_s",), least=0.0)
-        models = [timing.model for timing in self.measured]
-        for model in models:
-            if models.count(model) > 1:
-                raise ValueError(f"measured has {model!r} more than once: give each model's times once")
+        seen: set[tuple[str, int]] = set()
+        for number, timing in enumerate(self.measured):
+            key = (timing.model, timing.dtype_bytes)
+            if key in seen:
+                raise FigureError(
+                    f"measured.{number}", f"{timing.model} of {timing.dtype_bytes} bytes was there before"
+                )
+            seen.add(key)
 
-    def measured_for(self, model: str) -> MeasuredTiming | None:
-        """The measured times of a model; None where there are none."""
-        return next((timing for timing in self.measured if timing.model == model), None)
+    def measured_for(self, model: ModelShape) -> MeasuredTiming | None:
+        """The measured times of a model in its dtype; None where there are none."""
+        key = (model.name, model.dtype_bytes)
+        return next((timing for timing in self.measured if (timing.model, timing.dtype_bytes) == key), None)
+
+
+def read_hardware(name_or_path: str) -> HardwareProfile:
+    """A profile of `tuning/hardware/` by name, or of a YAML file by its path.
+
+    Raises:
+        FigureFileError: there is none, or it is refused; the message names the line.
+    """
+    return read_figure_file(find_figure_file(name_or_path, _FOLDER), HardwareProfile)
 
 
 def _require(
     owner: object, fields: Sequence[str], *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
 ) -> None:
-    """Raises ValueError where a field is no finite number within the limits."""
+    """Raises FigureError where a field is no finite number within the limits."""
     for field in fields:
         value = getattr(owner, field)
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not number or not (above < value and least <= value <= most):
             low = f"above {above:g}" if above > -math.inf else f"of at least {least:g}"
             high = f" and at most {most:g}" if most < math.inf else ""
-            raise ValueError(f"{field}={value!r} is not allowed: give a finite number {low}{high}")
+            raise FigureError(field, f"given {value!r}; allowed: a finite number {low}{high}")

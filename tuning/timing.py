@@ -46,7 +46,7 @@ class Timing:
     def __init__(self, model: ModelShape, hardware: HardwareProfile) -> None:
         self.model = model
         self.hardware = hardware
-        measured = hardware.measured_for(model.name)
+        measured = hardware.measured_for(model)
         if measured is not None:
             self.prefill_base_s = measured.prefill.base_s
             self.prefill_token_s = measured.prefill.token_s
