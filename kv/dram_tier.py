@@ -40,13 +40,16 @@ class DramTier:
             return self.ledger.reserve(num_bytes)
 
     async def set_limit(self, limit_bytes: int) -> None:
-        """Another limit from now on; what is too much goes at once, as far as nobody holds it, and else before
-        anything is added."""
+        """Another limit from now on; see `trim`."""
         self.ledger.limit_bytes = limit_bytes
+        await self.trim()
+
+    async def trim(self) -> None:
+        """What is more than a lowered limit goes, as far as nobody holds it; the rest at a later call."""
         async with self._making_room:
             shortage = self.ledger.shortage(0)
             if shortage > 0:
-                await self._let_go(await ask(self._directory.evict.remote(self._store_id, "dram", shortage)))
+                await self._let_go(await ask(self._directory.shrink.remote(self._store_id, "dram", shortage)))
 
     def drop(self, extent_ids: Iterable[str]) -> None:
         """Frees extents that the directory no longer lists here. Those that are not here are no error."""

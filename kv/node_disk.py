@@ -164,9 +164,16 @@ class NodeDisk:
         )
 
     async def set_limit(self, limit_bytes: int) -> None:
-        """Another limit from now on; what is too much goes at once, as far as nobody holds it."""
+        """Another limit from now on; see `trim`."""
         await asyncio.to_thread(self._tier.set_limit, limit_bytes)
-        await self._make_room(0)
+        await self.trim()
+
+    async def trim(self) -> None:
+        """What is more than the limit goes, as far as nobody holds it; the rest at a later call."""
+        async with self._making_room:
+            shortage = self._tier.shortage(0)
+            if shortage > 0:
+                await self._remove(await ask(self._directory.shrink.remote(self._store_id, "disk", shortage)))
 
     async def flush(self, timeout_s: float) -> bool:
         """Waits until nothing waits to be written. False when something still does after `timeout_s`."""
@@ -328,7 +335,7 @@ class NodeDisk:
                 refused = await ask(self._directory.adopt.remote(copies))
                 await self._remove(refused)
                 self._counts["found_extents"] += len(entries) - len(refused)
-            await self._make_room(0)
+            await self.trim()
         except STORE_FAILURES as error:
             logger.warning("the disk tier's files could not all be listed: %s", error)
             self._refusals[failure_label(error)] += 1

@@ -139,8 +139,8 @@ class NodeStore:
             await self._disk.drop(extent_ids)
 
     async def set_limits(self, dram_bytes: int, disk_bytes: int | None) -> None:
-        """Other limits from now on. What is too much goes at once, as far as nobody holds it. `disk_bytes` None leaves
-        the disk's as it is."""
+        """Other limits from now on. What is too much goes at once, what somebody holds soon after nobody does.
+        `disk_bytes` None leaves the disk's as it is."""
         await self._dram.set_limit(dram_bytes)
         if self._disk is not None and disk_bytes is not None:
             await self._disk.set_limit(disk_bytes)
@@ -200,7 +200,8 @@ class NodeStore:
         return [] if disk is None else list(await asyncio.gather(*map(disk.read, extent_ids)))
 
     async def _keep_house(self) -> None:
-        """Frees what has outlived its time-to-live, and lists everything anew with a directory that was restarted."""
+        """Frees what has outlived its time-to-live, and what is over a limit and held no more. Lists everything anew
+        with a directory that was restarted."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
             try:
@@ -211,6 +212,9 @@ class NodeStore:
                 if self._directory_id != directory_id:
                     await self._list_anew()
                 self._directory_id = directory_id
+                await self._dram.trim()
+                if self._disk is not None:
+                    await self._disk.trim()
             except STORE_FAILURES as error:
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 

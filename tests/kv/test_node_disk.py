@@ -237,6 +237,23 @@ def test_limits_change_while_it_runs(setup: Setup, worker: Any, folder: Path) ->
     assert stats_of(store).num_extents == 2
 
 
+def test_over_a_lowered_limit_goes_what_can_and_the_rest_once_it_is_released(
+    setup: Setup, worker: Any, folder: Path
+) -> None:
+    store = start(setup, folder)
+    for name in "abc":
+        pull(store, worker, chain(name, 12))
+    flush(store)
+    leased = setup.lookup(chain("b", 12))
+    get(store.set_limits.remote(0, 0))
+    assert (stats_of(store).num_extents, disk_of(store).num_extents) == (1, 1)
+    assert [setup.visible(chain(name, 12)) for name in "abc"] == [0, 12, 0]
+    get(setup.directory.release.remote(leased.lease_id))
+    eventually(lambda: (stats_of(store).used_bytes, disk_of(store).used_bytes) == (0, 0))
+    assert files_in(folder) == []
+    assert setup.visible(chain("b", 12)) == 0
+
+
 def test_prefetched_extents_are_in_dram(setup: Setup, worker: Any, folder: Path) -> None:
     store = start(setup, folder)
     keys = chain("a", 24)
