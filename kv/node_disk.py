@@ -281,11 +281,7 @@ class NodeDisk:
                     self._dram.ledger.give_back(num_bytes if has_room else 0)
                     raise
                 if has_room:
-                    self._dram.ledger.add_extent(entry.info, refs)
-                    if await ask(self._directory.add_copy.remote(extent_id, "dram", num_bytes)):
-                        self._dram.ledger.publish(extent_id)
-                    else:
-                        self._dram.ledger.remove_extent(extent_id)
+                    await self._promote(entry.info, refs)
                 await asyncio.to_thread(self._tier.touch, _hex(extent_id))
             except PartError as error:
                 logger.warning("the file of extent %s cannot be used: %s", extent_id, error)
@@ -303,6 +299,18 @@ class NodeDisk:
         self._counts["read_bytes"] += num_bytes
         self._counts["promoted_extents"] += has_room
         return refs
+
+    async def _promote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
+        """Puts an extent into DRAM, where room is reserved for it; not for longer than the directory lists it there."""
+        self._dram.ledger.add_extent(info, refs)
+        is_listed = False
+        try:
+            is_listed = await ask(self._directory.add_copy.remote(info.extent_id, "dram", info.num_bytes))
+        finally:
+            if is_listed:
+                self._dram.ledger.publish(info.extent_id)
+            else:
+                self._dram.ledger.remove_extent(info.extent_id)
 
     async def _reserve(self, num_bytes: int) -> bool:
         await self._scanned.wait()

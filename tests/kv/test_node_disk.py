@@ -92,6 +92,22 @@ def test_what_has_to_leave_dram_is_on_disk(setup: Setup, worker: Any, folder: Pa
     assert stats_of(store).used_bytes <= ONE_EXTENT
 
 
+def test_a_read_that_the_directory_does_not_hear_of_leaves_nothing_in_dram(
+    setup: Setup, worker: Any, folder: Path
+) -> None:
+    store = start(setup, folder)
+    keys = chain("a", 12)
+    pull(store, worker, keys)
+    flush(store)
+    get(store.set_limits.remote(0, None))
+    get(store.set_limits.remote(64 * MIB, None))
+    part_ids = [part.part_id for piece in setup.lookup(keys).slices for part in piece.parts]
+    ray.kill(setup.directory)
+    with pytest.raises(ray.exceptions.RayTaskError, match="on disk, but cannot be read now"):
+        get(store.get_parts.remote(part_ids))
+    assert (stats_of(store).num_extents, stats_of(store).used_bytes) == (0, 0)
+
+
 def test_a_full_dram_tier_under_lease_does_not_stop_a_reader_of_the_disk(
     setup: Setup, worker: Any, folder: Path
 ) -> None:
