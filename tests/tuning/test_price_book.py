@@ -157,6 +157,14 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert book.cost(10, 100, "nvme", 1500, 73, hardware="a100-80g") == pytest.approx(12 + 0.2 * 73 + 2.0)
 
 
+def test_the_book_in_the_documentation(tmp_path: Path) -> None:
+    page = (FOLDER.parents[1] / "docs" / "hardware-and-prices.md").read_text(encoding="utf-8")
+    book = read(tmp_path, page.split("```yaml\n")[1].split("```")[0])
+    # DRAM that came with the devices is free, and the first step beyond it is not.
+    assert book.cost(10, 1024, "nvme", 3840, 730, hardware="a100-80g") == pytest.approx(12 + 25)
+    assert book.dram_per_hour(2048) == pytest.approx(0.5 + 2.048)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
