@@ -3,7 +3,8 @@ after a restart.
 
 Extents are written soon after they were stored (or first used again: `admission`), so that making room in DRAM seldom
 waits for the disk and a restart finds nearly everything. A damaged file is removed; whatever the disk refuses is a
-counter, and the request it happened to goes on.
+counter, and the request it happened to goes on. After a write that failed none is tried for a while: what is to be
+written then is not, unless it is used again later.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import ray
 from numpy.typing import NDArray
 
 from kv.actor_calls import Actor, ask
+from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier, FoundExtent
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError, PartError
 from kv.extents import Copy, ExtentInfo, StoredPart
 from kv.part_refs import part_buffer
-from kv.policy.admission import DiskAdmission
 from kv.ray_failures import STORE_FAILURES, failure_label
 from kv.store_stats import DiskStats
 
@@ -36,8 +37,6 @@ _QUEUE_LIMIT = 4096
 """Extents that wait to be written; when there are more, the disk is too slow for all of them anyway."""
 _READS_AT_A_TIME = 4
 """More than there are cores: most of a read is waiting for the object store (load_tests/LOG.md)."""
-_PAUSE_S = 10.0
-"""No writes for so long after one failed: a full or broken disk is not asked for every extent."""
 _BUFFER_TIMEOUT_S = 5.0
 
 logger = logging.getLogger("ray.serve")
@@ -55,6 +54,7 @@ class NodeDisk:
     Args:
         tier: open, and this object's from now on.
         dram: where extents come from, and go to when they are read.
+        settings: those that `tier` was opened with.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class NodeDisk:
         directory: Actor,
         tier: DiskTier,
         dram: DramTier,
-        admission: DiskAdmission,
+        settings: DiskSettings,
     ) -> None:
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -71,7 +71,8 @@ class NodeDisk:
         self._directory = directory
         self._tier = tier
         self._dram = dram
-        self._admission = admission
+        self._admission = settings.admission
+        self._retry_s = settings.retry_s
         self._extents: dict[str, _OnDisk] = {}
         self._queue: dict[str, None] = {}
         self._writing: str | None = None
@@ -195,6 +196,9 @@ class NodeDisk:
     def _enqueue(self, extent_id: str) -> None:
         if extent_id in self._extents or extent_id == self._writing:
             return
+        if time.monotonic() < self._paused_until_s:
+            self._refusals["disk_paused"] += 1
+            return
         if len(self._queue) >= _QUEUE_LIMIT:
             self._refusals["disk_queue"] += 1
             return
@@ -209,8 +213,6 @@ class NodeDisk:
                 self._is_settled.set()
                 self._queue_changed.clear()
                 await self._queue_changed.wait()
-            if (pause_s := self._paused_until_s - time.monotonic()) > 0:
-                await asyncio.sleep(pause_s)
             extent_id = next(iter(self._queue), None)
             if extent_id is None:
                 continue
@@ -241,9 +243,6 @@ class NodeDisk:
 
     async def _write(self, info: ExtentInfo, refs: Sequence[Any]) -> int | None:
         """Bytes that the new file takes; None when it could not be written."""
-        if time.monotonic() < self._paused_until_s:
-            self._refusals["disk_paused"] += 1
-            return None
         try:
             deadline_s = time.monotonic() + _BUFFER_TIMEOUT_S
             buffers = [_bytes_of(await part_buffer(ref, deadline_s)) for ref in refs]
@@ -254,9 +253,11 @@ class NodeDisk:
             await asyncio.to_thread(self._tier.write, _hex(info.extent_id), info.parent, buffers)
             del buffers
         except DiskWriteError as error:
-            logger.warning("%s; nothing is written for %.0f s", error, _PAUSE_S)
+            logger.warning("%s; nothing is written for %g s", error, self._retry_s)
             self._refusals[error.reason] += 1
-            self._paused_until_s = time.monotonic() + _PAUSE_S
+            self._refusals["disk_paused"] += len(self._queue)
+            self._queue.clear()
+            self._paused_until_s = time.monotonic() + self._retry_s
             return None
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class NodeStore:
         directory: handle of the `DirectoryActor`.
         dram_limit_bytes: never holds more than this. Keep it below the node's object store, which also carries what is
             in flight.
-        disk: None for none. One that cannot be used is reported and done without.
+        disk: None for none. One that cannot be used is reported and done without, until a later try succeeds.
         pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups: see `PullSettings`.
     """
 
@@ -76,7 +78,10 @@ class NodeStore:
         self._dram = DramTier(store_id, directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
         self._puller = Puller(store_id, directory, self._dram, pulls, self._stored)
-        self._disk = None if disk is None else await self._open_disk(disk)
+        self._disk_settings = disk
+        self._disk: NodeDisk | None = None
+        self._next_open_s = 0.0
+        await self._open_disk()
         self._housekeeper = asyncio.create_task(self._keep_house())
 
     async def pull(
@@ -142,8 +147,10 @@ class NodeStore:
         """Other limits from now on. What is too much goes at once, what somebody holds soon after nobody does.
         `disk_bytes` None leaves the disk's as it is."""
         await self._dram.set_limit(dram_bytes)
-        if self._disk is not None and disk_bytes is not None:
-            await self._disk.set_limit(disk_bytes)
+        if self._disk_settings is not None and disk_bytes is not None:
+            self._disk_settings = replace(self._disk_settings, limit_bytes=disk_bytes)
+            if self._disk is not None:
+                await self._disk.set_limit(disk_bytes)
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until the disk has what it is to have. False when it has not after `timeout_s`."""
@@ -173,7 +180,11 @@ class NodeStore:
             disk=None if self._disk is None else self._disk.stats(),
         )
 
-    async def _open_disk(self, settings: DiskSettings) -> NodeDisk | None:
+    async def _open_disk(self) -> None:
+        """Tries to, where there is to be a disk tier and is none, and not too soon after the last time."""
+        settings = self._disk_settings
+        if settings is None or self._disk is not None or time.monotonic() < self._next_open_s:
+            return
         try:
             tier = await asyncio.to_thread(
                 DiskTier.open,
@@ -182,10 +193,13 @@ class NodeStore:
                 remove_leftovers=settings.remove_leftovers,
             )
         except DiskTierError as error:
-            logger.error("there is no disk tier on this node: %s", error)
+            logger.error("there is no disk tier on this node for at least %g s: %s", settings.retry_s, error)
             self._refusals["disk_unavailable"] += 1
-            return None
-        return NodeDisk(self._store_id, self._directory, tier, self._dram, settings.admission)
+            self._next_open_s = time.monotonic() + settings.retry_s
+            return
+        self._disk = NodeDisk(self._store_id, self._directory, tier, self._dram, settings)
+        for copy in self._dram.copies():
+            self._disk.stored(copy.info)
 
     async def _demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
         if self._disk is not None:
@@ -204,6 +218,7 @@ class NodeStore:
         with a directory that was restarted."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
+            await self._open_disk()
             try:
                 directory_id, gone = await ask(self._directory.keep_house.remote(self._store_id))
                 self._dram.drop(gone["dram"])

@@ -52,4 +52,5 @@ class StoreStats:
     refusals: dict[str, int]
     """By metric label."""
     disk: DiskStats | None
-    """None where there is no disk tier, or none that can be used."""
+    """None where there is no disk tier, or none that can be used; each try to open one that failed counts as the
+    refusal disk_unavailable."""

@@ -18,3 +18,5 @@ class DiskSettings:
     admission: DiskAdmission = DiskAdmission.ALWAYS
     remove_leftovers: bool = True
     """See `kv.disk.tier.DiskTier.open`."""
+    retry_s: float = 10.0
+    """A folder that could not be used, or not be written to, is not tried again before."""

@@ -100,10 +100,10 @@ class Cell:
             eventually(lambda: stats_of(self.store).disk is None or stats_of(self.store).disk.is_scanned)
         return self.store
 
-    def stop_store(self, flush_timeout_s: float = 30.0) -> None:
+    def stop_store(self) -> None:
         if self.store is not None:
             with contextlib.suppress(RayActorError):  # a test has killed it
-                get(self.store.close.remote(flush_timeout_s))
+                get(self.store.close.remote(30.0))
             ray.kill(self.store)
         self.store = None
 
@@ -376,7 +376,7 @@ def test_a_disk_that_gets_full_while_it_is_written(cell: Cell, tmp_path: Path) -
         assert stats_of(store).disk.used_bytes <= num_bytes * 3 // 2
         get(store.set_limits.remote(0, None))
         assert [cell.visible(prompt) for prompt in prompts] == [20, 0, 0, 0]
-        cell.stop_store(flush_timeout_s=0.0)  # or it would try again and again
+        cell.stop_store()
 
 
 def test_a_folder_that_is_none_costs_the_disk_alone(cell: Cell, folder: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_folder_that_is_none_costs_the_disk_alone(cell: Cell, folder: Path) ->
     prompts = prompts_of(33, 2)
     cell.store_prompts(prompts)
     assert [answer.cached_tokens for answer in cell.run(1, prompts)] == [HIT] * 2
-    assert (stats_of(store).disk, stats_of(store).refusals) == (None, {"disk_unavailable": 1})
+    assert (stats_of(store).disk, stats_of(store).refusals.keys()) == (None, {"disk_unavailable"})
 
 
 def test_a_clock_that_stepped_back_between_two_runs(cell: Cell, folder: Path) -> None:

@@ -209,10 +209,60 @@ def test_a_folder_that_cannot_be_used_costs_the_tier_alone(
         folder.write_text("not a folder")
     store = start(setup, folder)
     assert stats_of(store).disk is None
-    assert stats_of(store).refusals == {"disk_unavailable": 1}
+    assert stats_of(store).refusals.keys() == {"disk_unavailable"}
     keys = chain("a", 12)
     pull(store, worker, keys)
     assert_all_there(setup, store, keys)
+
+
+def test_a_folder_that_can_be_used_later_is(setup: Setup, worker: Any, folder: Path) -> None:
+    folder.write_text("not a folder")
+    store = start(setup, folder, retry_s=0.01)
+    pull(store, worker, chain("a", 12))
+    get(store.set_limits.remote(64 * MIB, 2 * MIB))
+    eventually(lambda: stats_of(store).refusals["disk_unavailable"] > 1)
+    folder.unlink()
+    # What came to DRAM before is written too.
+    eventually(lambda: len(files_in(folder)) == 1)
+    flush(store)
+    assert (disk_of(store).num_extents, disk_of(store).limit_bytes) == (1, 2 * MIB)
+
+
+def block_writes(folder: Path) -> list[Path]:
+    """Files where the tier would make its sub-folders."""
+    paths = [folder / f"{number:02x}" for number in range(256)]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+def test_a_disk_that_refuses_a_write_is_left_alone_for_a_while(setup: Setup, worker: Any, folder: Path) -> None:
+    store = start(setup, folder)
+    block_writes(folder)
+    for name in "abc":
+        pull(store, worker, chain(name, 12))
+    flush(store)
+    assert disk_of(store).refusals == {"disk_error": 1, "disk_paused": 2}
+    assert (disk_of(store).num_queued_extents, disk_of(store).used_bytes) == (0, 0)
+    for name in "abc":
+        assert_all_there(setup, store, chain(name, 12))
+
+
+def test_a_disk_that_refused_a_write_is_tried_again(setup: Setup, worker: Any, folder: Path) -> None:
+    store = start(setup, folder, retry_s=0.01)
+    obstacles = block_writes(folder)
+    keys = chain("a", 12)
+    pull(store, worker, keys)
+    eventually(lambda: disk_of(store).refusals.get("disk_error", 0) == 1)
+    for path in obstacles:
+        path.unlink()
+
+    def is_written_when_read() -> bool:
+        assert_all_there(setup, store, keys)
+        return disk_of(store).num_extents == 1
+
+    eventually(is_written_when_read)
+    assert len(files_in(folder)) == 1
 
 
 def test_a_restarted_directory_is_told_of_both_tiers(setup: Setup, worker: Any, folder: Path) -> None:
