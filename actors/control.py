@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from typing import Any, Literal
 
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.addresses import RosterView, StoreAddress, address_of
@@ -21,6 +21,7 @@ from actors.store_settings import StoreSettings
 from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
 from kv.ray_failures import GONE_FOR_GOOD
+from kv.store_stats import StoreStats
 from migrate.roster import Member, Roster
 
 _STORE_ACTOR = {"max_restarts": -1, "enable_task_events": False}
@@ -113,10 +114,10 @@ class ControlServer:
             raise RuntimeError("the directory is gone")
 
     async def store_stats(self) -> dict[str, Any]:
-        """Counters of the directory and of each node's store; empty without a store."""
+        """Counters of the directory and, by node, what `stats_of_store` says; empty without a store."""
         if self._directory is None:
             return {}
-        stores = {store_id: await store.stats.remote() for store_id, store in self._stores.items()}
+        stores = {store_id: await stats_of_store(store) for store_id, store in list(self._stores.items())}
         return {"directory": await self._directory.stats.remote(), "stores": stores}
 
     async def __del__(self) -> None:
@@ -138,6 +139,15 @@ class ControlServer:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+async def stats_of_store(store: Any) -> StoreStats | Literal["restarting"]:
+    """Of a store that is there, or that it is being started again: after a crash, or because its node is lost."""
+    try:
+        stats: StoreStats = await store.stats.remote()
+    except (RayActorError, *GONE_FOR_GOOD):
+        return "restarting"
+    return stats
 
 
 async def _is_gone(actor: Any) -> bool:

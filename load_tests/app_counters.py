@@ -118,4 +118,6 @@ class AppCounters:
 
     def _store_stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = self._control.store_stats.remote().result(timeout_s=_LIMIT_S)
+        if "restarting" in stats.get("stores", {}).values():
+            raise AppError("the store of a node has crashed and is being started again: run this when it is there")
         return stats

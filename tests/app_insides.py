@@ -43,7 +43,8 @@ def held(app: RunningApp) -> dict[str, int]:
     stored = store_stats()
     if stored:
         counts["leases"], counts["puts"] = stored["directory"]["num_leases"], stored["directory"]["num_puts"]
-        counts["tails"] = sum(store.num_tails for store in stored["stores"].values())
+        # A store that is being started again holds none.
+        counts["tails"] = sum(store.num_tails for store in stored["stores"].values() if store != "restarting")
     ingress = app.get("/debug/blocks")[1]
     return {**counts, "inflight": ingress["inflight_requests"], "queued": ingress["queued_requests"]}
 
