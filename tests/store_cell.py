@@ -128,7 +128,7 @@ class Setup:
 
     def __init__(self) -> None:
         self.actors: list[Any] = []
-        self.directory = self.start(cast(Any, DirectoryActor).options(max_restarts=1), ())
+        self.directory = self.start(cast(Any, DirectoryActor).options(max_restarts=-1), ())
 
     def start(self, actor_class: Any, args: tuple[Any, ...], **kwargs: Any) -> Any:
         actor = actor_class.remote(*args, **kwargs)
@@ -257,8 +257,8 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def crash(actor: Any) -> None:
-    """Kills an actor that Ray starts again, and waits until it has."""
+def crash(actor: Any, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Kills an actor that Ray starts again, and waits until it has. What happens `meanwhile` may be before its end."""
 
     def pid() -> int | None:
         try:
@@ -268,4 +268,5 @@ def crash(actor: Any) -> None:
 
     before = pid()
     ray.kill(actor, no_restart=False)
+    meanwhile()
     eventually(lambda: pid() not in (before, None))
