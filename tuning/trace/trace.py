@@ -156,8 +156,8 @@ class Trace:
         offsets = self.block_offsets
         if len(offsets) != count + 1 or offsets[0] != 0 or (np.diff(offsets) != blocks).any():
             raise ValueError(
-                f"block_offsets must hold {count + 1} entries, begin at 0 and rise by ceil(input_tokens / block_tokens); "
-                "where block_tokens is None it stays 0"
+                f"block_offsets must hold {count + 1} entries, begin at 0 and rise by "
+                "ceil(input_tokens / block_tokens); without block_tokens they stay 0"
             )
         if len(self.block_ids) != offsets[-1]:
             raise ValueError(f"block_ids has {len(self.block_ids)} entries where block_offsets ends at {offsets[-1]}")
