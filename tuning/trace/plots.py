@@ -41,7 +41,7 @@ def html_page(trace: Trace, statistics: TraceStatistics) -> str:
     """The page for a trace and its `describe`."""
     sections = []
     for number, (heading, remark, figure) in enumerate(_figures(trace, statistics)):
-        figure.update_layout(template="plotly_white", height=380, margin={"t": 20, "r": 20}, hovermode="x unified")
+        figure.update_layout(template="plotly_white", height=380, margin={"t": 20, "r": 20})
         # The script is four megabytes: once is enough.
         plot = to_html(figure, full_html=False, include_plotlyjs=number == 0, div_id=f"plot-{number}")
         sections.append(f"<h2>{escape(heading)}</h2>\n<p>{escape(remark)}</p>\n{plot}")
