@@ -215,7 +215,8 @@ class _Search:
                 self._study.tell(trial, state=TrialState.FAIL)
                 continue
             for key, value in zip(self._constraint_keys, evaluation.constraints, strict=True):
-                trial.set_constraint(key, value)
+                if key not in trial.constraints:  # a run that was killed may have come so far
+                    trial.set_constraint(key, value)
             self._study.tell(trial, evaluation.objectives)
 
     def _number_of(self, key: Key) -> int:
