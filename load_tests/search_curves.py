@@ -103,7 +103,7 @@ def compare(
                 objective_names=problem.objective_names,
                 constraint_names=problem.constraint_names,
             )
-            curve = [value / whole for value in result.hypervolume_curve(scale)]
+            curve = [round(value / whole, 6) for value in result.hypervolume_curve(scale)]
             curves[method].append(curve + curve[-1:] * (budget - len(curve)))
         report_progress(f"{method}: {statistics.median(curve[-1] for curve in curves[method]):.4f}")
     return curves
