@@ -25,9 +25,9 @@ def read_pages(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int], p
     `block_ids` are the request's blocks; `part.first_block` counts from the first of them. Half-precision payloads are
     int16 views of the same bits.
     """
-    pages = loaded.arena.pages
+    pages = _rows(loaded.arena.pages)
     index = _page_index(loaded, part, block_ids[part.first_block : part.first_block + part.num_blocks])
-    target = torch.from_numpy(payload).view(pages.dtype).view(-1, *pages.shape[1:])
+    target = _rows(torch.from_numpy(payload).view(-1, *loaded.arena.pages.shape[1:]))
     if pages.device.type == "cpu":
         torch.index_select(pages, 0, index, out=target)
     else:
@@ -42,9 +42,9 @@ def write_pages(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int], 
     """
     if len(block_ids) != part.num_blocks:
         raise ValueError(f"{len(block_ids)} block ids were given for a part of {part.num_blocks} blocks")
-    pages = loaded.arena.pages
+    pages = _rows(loaded.arena.pages)
     # torch warns about read-only arrays; frombuffer over a read-only buffer does too. Nothing writes to the source.
-    source = torch.from_numpy(_writable_view(payload)).view(pages.dtype).view(-1, *pages.shape[1:])
+    source = _rows(torch.from_numpy(_writable_view(payload)).view(-1, *loaded.arena.pages.shape[1:]))
     pages.index_copy_(0, _page_index(loaded, part, block_ids), source.to(pages.device))
 
 
@@ -55,11 +55,17 @@ def clear_pages(loaded: LoadedModel, block_ids: Sequence[int]) -> None:
     A request whose numbers overflowed leaves NaN behind, and attention that adds -inf to masked scores and multiplies
     masked values by weights of zero would pass it on.
     """
-    pages, lanes = loaded.arena.pages, loaded.lanes
+    pages, lanes = _rows(loaded.arena.pages), loaded.lanes
     blocks = to_device(torch.tensor(block_ids, dtype=torch.int64), pages.device)
     layers = sorted({layer for layer, _ in lanes.lanes})
     index = torch.cat([lanes.pages(layer)[:, blocks].flatten() for layer in layers])
     pages.index_fill_(0, index, 0)
+
+
+def _rows(pages: torch.Tensor) -> torch.Tensor:
+    """[pages, words] int64, the same memory: copies of such rows take half the time of those of rows of numbers of two
+    bytes in three dimensions."""
+    return pages.view(len(pages), -1).view(torch.int64)
 
 
 def _page_index(loaded: LoadedModel, part: PartRange, block_ids: Sequence[int]) -> torch.Tensor:

@@ -76,7 +76,7 @@ class StepPlan:
     prefills: list[Chunk] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     fresh_blocks: list[int] = field(default_factory=list)
-    """Blocks that hold what some earlier request left there."""
+    """Blocks that hold what some earlier request left there, and that no fetch fills."""
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -147,6 +147,8 @@ class Scheduler:
                 sequence.status = Status.FETCHING
                 self.fetching[sequence.request_id] = sequence
                 plan.fetches.append(Fetch(sequence, sequence.num_computed, sequence.external_tokens))
+                filled = set(self._filled_by_fetch(sequence))
+                self._fresh_blocks = [block for block in self._fresh_blocks if block not in filled]
                 continue
             self._start(sequence)
             chunk = Chunk(sequence, min(budget, sequence.num_uncomputed))
@@ -184,6 +186,8 @@ class Scheduler:
                 return None
             self.return_to_fetching(sequence)
         del self.fetching[request_id]
+        num_filled = max(0, num_tokens // self.settings.block_tokens - sequence.num_registered)
+        self._fresh_blocks += self._filled_by_fetch(sequence)[num_filled:]
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         self._count_fetched(sequence)
         self._start(sequence)
@@ -304,6 +308,10 @@ class Scheduler:
         if missing > 0:
             sequence.block_ids += self._allocate(missing)
         return True
+
+    def _filled_by_fetch(self, sequence: SequenceState) -> list[int]:
+        """Blocks of a fetching sequence that are wholly overwritten when its fetch goes well."""
+        return sequence.block_ids[sequence.num_registered : sequence.external_tokens // self.settings.block_tokens]
 
     def _allocate(self, count: int) -> list[int]:
         blocks = self.blocks.allocate(count)

@@ -116,6 +116,33 @@ def test_failed_fetch_is_computed_instead() -> None:
     assert sequence.num_cached_tokens == 4
 
 
+def test_blocks_that_a_fetch_fills_are_fresh_only_when_it_does_not() -> None:
+    """Block 0 is held here already, 1 and 2 are to be fetched whole, 3 in part, 4 is computed."""
+    for num_fetched, unfilled in ((15, []), (12, []), (8, [2]), (4, [1, 2]), (0, [1, 2])):
+        scheduler = make_scheduler(16, budget=32)
+        add(scheduler, "early", 5, seed=7)
+        run_step(scheduler)
+        sequence = add(scheduler, "a", 20, seed=7, external_tokens=15)
+        plan = scheduler.schedule()
+        blocks = sequence.block_ids
+        assert [(fetch.first_token, fetch.last_token) for fetch in plan.fetches] == [(4, 15)]
+        assert set(blocks[3:]) <= set(plan.fresh_blocks)
+        assert not set(blocks[:3]) & set(plan.fresh_blocks)
+        scheduler.fetched("a", num_fetched)
+        again = scheduler.schedule()
+        assert [chunk.sequence.request_id for chunk in again.prefills] == ["a"]
+        assert again.fresh_blocks == [blocks[index] for index in unfilled]
+
+
+def test_blocks_of_a_fetch_that_was_given_up_are_fresh_for_the_next() -> None:
+    scheduler = make_scheduler(4)
+    sequence = add(scheduler, "a", 16, external_tokens=15)
+    assert scheduler.schedule().fresh_blocks == [sequence.block_ids[3]]
+    scheduler.finish(sequence)
+    following = add(scheduler, "b", 16)
+    assert scheduler.schedule().fresh_blocks == following.block_ids
+
+
 def test_fetch_of_a_request_that_is_gone_is_refused() -> None:
     scheduler = make_scheduler(16)
     sequence = add(scheduler, "a", 10, external_tokens=9)
