@@ -93,7 +93,7 @@ async def fetch_parts(
                     if not covers_all_lanes(layout, (part.range for part in piece.parts)):
                         raise PartError("lanes", f"extent {piece.extent_id} does not hold every layer and KV head once")
                     complete.add(piece.extent_id)
-                answer = asyncio.shield(answers[piece.extent_id])  # other extents may wait for the same one
+                answer = asyncio.shield(answers[part.part_id])  # other parts may wait for the same one
                 async with asyncio.timeout(deadline_s - time.monotonic()):
                     buffers = await answer
                 buffer = buffers[part.part_id]
@@ -111,7 +111,7 @@ async def fetch_parts(
             num_layers = wanted[0][2].range.first_layer if wanted else layout.num_layers
             yield FetchedPart(at_block, piece.count, piece.first, decoded, num_layers)
     finally:
-        for task in answers.values():
+        for task in set(answers.values()):
             if not task.cancel() and not task.cancelled() and task.exception() is None:
                 for waiting in task.result().values():
                     if waiting is not None:
@@ -171,29 +171,25 @@ async def fetch_tail(
 
 
 def _ask_stores(stores: Mapping[str, Actor], lookup: Lookup, deadline_s: float) -> dict[str, asyncio.Task[_Buffers]]:
-    """Each extent's parts, being asked for.
+    """By part id, the answer that it will be in.
 
     What is in DRAM is asked for at once, a call a store: from then on the objects stay, whatever becomes of the lease.
-    What has to come from a disk is a call an extent, so that the first can be used while the next is read.
+    What has to come from a disk is a call for each extent and group of layers, so that the first can be used while the
+    next are read.
     """
-    in_dram: dict[str, list[ExtentSlice]] = {}
-    answers: dict[str, asyncio.Task[_Buffers]] = {}
+    calls: dict[tuple[str, str, int], list[str]] = {}
     for piece in lookup.slices:
-        if piece.store_id not in stores:
-            continue
-        if piece.tier == "dram":
-            in_dram.setdefault(piece.store_id, []).append(piece)
-        else:
-            answers[piece.extent_id] = _quietly(_buffers_of(stores[piece.store_id], [piece], deadline_s))
-    for store_id, pieces in in_dram.items():
-        task = _quietly(_buffers_of(stores[store_id], pieces, deadline_s))
-        answers.update((piece.extent_id, task) for piece in pieces)
+        for part in piece.parts if piece.store_id in stores else ():
+            call = ("", 0) if piece.tier == "dram" else (piece.extent_id, part.range.first_layer)
+            calls.setdefault((piece.store_id, *call), []).append(part.part_id)
+    answers: dict[str, asyncio.Task[_Buffers]] = {}
+    for (store_id, _, _), part_ids in calls.items():
+        answers.update(dict.fromkeys(part_ids, _quietly(_buffers_of(stores[store_id], part_ids, deadline_s))))
     return answers
 
 
-async def _buffers_of(store: Actor, pieces: Sequence[ExtentSlice], deadline_s: float) -> _Buffers:
+async def _buffers_of(store: Actor, part_ids: Sequence[str], deadline_s: float) -> _Buffers:
     """All parts are waited for from the start: one after the other, each would cost a round through the event loop."""
-    part_ids = [part.part_id for piece in pieces for part in piece.parts]
     refs: list[ObjectRef[Any] | None] = await store.get_parts.remote(part_ids)
     return {
         part_id: None if ref is None else _quietly(part_buffer(ref, deadline_s))

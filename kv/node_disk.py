@@ -10,6 +10,7 @@ written then is not, unless it is used again later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -23,10 +24,12 @@ import ray
 from numpy.typing import NDArray
 
 from kv.actor_calls import Actor, ask
+from kv.disk.extent_file import read_in
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier, FoundExtent
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError, PartError
+from kv.extent_read import ExtentRead
 from kv.extents import Copy, ExtentInfo, StoredPart
 from kv.part_refs import part_buffer
 from kv.ray_failures import STORE_FAILURES, failure_label
@@ -83,7 +86,8 @@ class NodeDisk:
         self._scanned = asyncio.Event()
         self._making_room = asyncio.Lock()
         self._reading = asyncio.Semaphore(_READS_AT_A_TIME)
-        self._promotions: dict[str, asyncio.Task[list[Any] | None]] = {}
+        self._reads: dict[str, ExtentRead] = {}
+        self._read_tasks: set[asyncio.Task[None]] = set()
         self._paused_until_s = 0.0
         self._tasks = [asyncio.create_task(self._scan()), asyncio.create_task(self._write_behind())]
 
@@ -125,19 +129,22 @@ class NodeDisk:
         """Whether an extent can be read from here."""
         return extent_id in self._extents
 
-    async def read(self, extent_id: str) -> list[Any] | None:
-        """References to an extent's parts, read from its file and not yet verified; None when it cannot be had. It is
-        in DRAM then, if room for it could be made; else only the reader keeps it. Concurrent readers share one read."""
-        # A reader that gives up must not end the read of another.
-        return await asyncio.shield(self.start_reading(extent_id))
+    async def read_part(self, extent_id: str, index: int) -> Any | None:
+        """The reference of a part, read from its extent's file and not yet verified; None when it cannot be had. The
+        whole extent is read, once for all who ask meanwhile. It is in DRAM then, if room for it could be made; else
+        only the readers keep it."""
+        reading = self.start_reading(extent_id)
+        return None if reading is None else await reading.part(index)
 
-    def start_reading(self, extent_id: str) -> asyncio.Task[list[Any] | None]:
-        """As `read`, without waiting for it."""
-        task = self._promotions.get(extent_id)
-        if task is None:
-            task = self._promotions[extent_id] = asyncio.create_task(self._read(extent_id))
-            task.add_done_callback(lambda _: self._promotions.pop(extent_id, None))
-        return task
+    def start_reading(self, extent_id: str) -> ExtentRead | None:
+        """Begins to read an extent, or joins who has begun. None when it is not here."""
+        entry = self._extents.get(extent_id)
+        if entry is not None and extent_id not in self._reads:
+            reading = self._reads[extent_id] = ExtentRead(len(entry.info.parts))
+            task = asyncio.create_task(self._read(entry.info, reading))
+            self._read_tasks.add(task)
+            task.add_done_callback(self._read_tasks.discard)
+        return self._reads.get(extent_id)
 
     async def list_anew(self) -> None:
         """Tells a directory that may know nothing what is here."""
@@ -267,39 +274,47 @@ class NodeDisk:
         self._counts["written_bytes"] += num_bytes
         return num_bytes
 
-    async def _read(self, extent_id: str) -> list[Any] | None:
-        entry = self._extents.get(extent_id)
-        if entry is None:
-            return None
-        async with self._reading:
-            num_bytes = entry.info.num_bytes
-            try:
-                buffers = await asyncio.to_thread(self._tier.map, _hex(extent_id))
-                has_room = await self._dram.reserve(num_bytes)
-                try:
-                    refs = await asyncio.to_thread(lambda: [ray.put(buffer) for buffer in buffers])
-                except BaseException:
-                    self._dram.ledger.give_back(num_bytes if has_room else 0)
-                    raise
-                if has_room:
-                    await self._promote(entry.info, refs)
-                await asyncio.to_thread(self._tier.touch, _hex(extent_id))
-            except PartError as error:
-                logger.warning("the file of extent %s cannot be used: %s", extent_id, error)
-                self._refusals[failure_label(error)] += 1
-                if error.reason != "unreadable":  # which may pass: too many open files, say
-                    # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
-                    self._dram.drop([extent_id])
-                    await self._remove([extent_id])
-                    self._directory.drop_extent.remote(extent_id)
-                return None
-            except STORE_FAILURES as error:
-                self._refusals[failure_label(error)] += 1
-                return None
+    async def _read(self, info: ExtentInfo, reading: ExtentRead) -> None:
+        extent_id = info.extent_id
+        try:
+            async with self._reading:
+                has_room = await self._put_parts(info, reading)
+            await asyncio.to_thread(self._tier.touch, _hex(extent_id))
+        except PartError as error:
+            logger.warning("the file of extent %s cannot be used: %s", extent_id, error)
+            self._refusals[failure_label(error)] += 1
+            if error.reason != "unreadable":  # which may pass: too many open files, say
+                # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
+                self._dram.drop([extent_id])
+                await self._remove([extent_id])
+                self._directory.drop_extent.remote(extent_id)
+            return
+        except STORE_FAILURES as error:
+            self._refusals[failure_label(error)] += 1
+            return
+        finally:
+            del self._reads[extent_id]
+            reading.end()
         self._counts["read_extents"] += 1
-        self._counts["read_bytes"] += num_bytes
+        self._counts["read_bytes"] += info.num_bytes
         self._counts["promoted_extents"] += has_room
-        return refs
+
+    async def _put_parts(self, info: ExtentInfo, reading: ExtentRead) -> bool:
+        """Whether the extent is in DRAM now. Room is made while the first parts are being read: readers wait for
+        neither the directory nor the last part."""
+        room = asyncio.create_task(self._dram.reserve(info.num_bytes))
+        refs: list[Any] = []
+        try:
+            for buffer in await asyncio.to_thread(self._tier.map, _hex(info.extent_id)):
+                refs.append(await asyncio.to_thread(_put_mapped, buffer))
+                reading.has_read(refs[-1])
+        except BaseException:
+            with contextlib.suppress(*STORE_FAILURES):
+                self._dram.ledger.give_back(info.num_bytes if await room else 0)
+            raise
+        if await room:
+            await self._promote(info, refs)
+        return room.result()
 
     async def _promote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
         """Puts an extent into DRAM, where room is reserved for it; not for longer than the directory lists it there."""
@@ -360,6 +375,11 @@ class NodeDisk:
 def _hex(extent_id: str) -> str:
     """The name of an extent's file, which the store made up itself."""
     return extent_id.rsplit("/", 1)[1]
+
+
+def _put_mapped(buffer: NDArray[np.uint8]) -> Any:
+    read_in(buffer)
+    return ray.put(buffer)
 
 
 def _bytes_of(buffer: Any) -> NDArray[np.uint8]:

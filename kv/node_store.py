@@ -112,11 +112,12 @@ class NodeStore:
         if self._disk is not None:
             for extent_id in {_extent_of(part_id) for part_id, ref in refs.items() if ref is not None}:
                 self._disk.used(extent_id)
-            wanted = list({_extent_of(part_id): None for part_id, ref in refs.items() if ref is None})
-            for extent_id, parts in zip(wanted, await self._read(wanted), strict=True):
-                if parts is None and self._disk.has(extent_id):
-                    raise PartUnavailableError(f"extent {extent_id} is on disk, but cannot be read now")
-                refs.update((f"{extent_id}/{index}", ref) for index, ref in enumerate(parts or ()))
+            wanted = [part_id for part_id, ref in refs.items() if ref is None]
+            read = await asyncio.gather(*(self._disk.read_part(*_place_of(part_id)) for part_id in wanted))
+            refs.update(zip(wanted, read, strict=True))
+            for part_id in wanted:
+                if refs[part_id] is None and self._disk.has(_extent_of(part_id)):
+                    raise PartUnavailableError(f"part {part_id} is on disk, but cannot be read now")
         self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
         return [refs[part_id] for part_id in part_ids]
 
@@ -209,10 +210,6 @@ class NodeStore:
         if self._disk is not None:
             self._disk.stored(info)
 
-    async def _read(self, extent_ids: Sequence[str]) -> list[list[Any] | None]:
-        disk = self._disk
-        return [] if disk is None else list(await asyncio.gather(*map(disk.read, extent_ids)))
-
     async def _keep_house(self) -> None:
         """Frees what has outlived its time-to-live, and what is over a limit and held no more. Lists everything anew
         with a directory that was restarted."""
@@ -240,5 +237,11 @@ class NodeStore:
         logger.warning("the directory is a new one; what the store of node %s has is listed anew", self._store_id)
 
 
+def _place_of(part_id: str) -> tuple[str, int]:
+    """The extent of a part, and which of its parts it is."""
+    extent_id, _, index = part_id.rpartition("/")
+    return extent_id, int(index)
+
+
 def _extent_of(part_id: str) -> str:
-    return part_id.rsplit("/", 1)[0]
+    return _place_of(part_id)[0]

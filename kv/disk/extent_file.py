@@ -144,8 +144,7 @@ def read_index(path: Path) -> ExtentIndex:
 def map_parts(path: Path) -> list[NDArray[np.uint8]]:
     """The encoded parts as read-only views of one memory mapping, which lives as long as one of them.
 
-    Their pages are read before this returns, so that a file that cannot be read is an error here and not a signal in
-    whoever looks at the view. The parts are not verified: give them to `kv.parts.decode_part`.
+    Nothing is read yet, nor verified: `read_in` each before it is looked at, then give it to `kv.parts.decode_part`.
 
     Raises:
         PartError: anything is wrong with the file's own preamble or size, or it cannot be read.
@@ -158,23 +157,25 @@ def map_parts(path: Path) -> list[NDArray[np.uint8]]:
             raise PartError("truncated", str(error)) from error
         mapping.madvise(mmap.MADV_SEQUENTIAL)  # reads further ahead: a tenth faster where pages must come from the disk
         data = np.frombuffer(mapping, np.uint8)
-        populate(data)
     offsets = preamble.part_offsets(found.part_bytes)
     return [data[offset : offset + size] for offset, size in zip(offsets, found.part_bytes, strict=True)]
 
 
-def populate(data: NDArray[np.uint8]) -> None:
-    """Bring all pages of a mapping into memory.
+def read_in(data: NDArray[np.uint8]) -> None:
+    """Bring all pages under a view of a mapping into memory, so that a file that cannot be read is an error here and
+    not a signal in whoever looks at the view.
 
     `mmap.madvise` would hold the interpreter's lock meanwhile; a call through ctypes does not.
 
     Raises:
-        OSError: a page cannot be read (EFAULT), or there is no memory for it.
+        PartError: unreadable; a page cannot be read, or there is no memory for it.
     """
-    if _LIBC.madvise(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(data.nbytes), _MADV_POPULATE_READ) != 0:
+    start = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    num_bytes = data.ctypes.data + data.nbytes - start
+    if _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), _MADV_POPULATE_READ) != 0:
         number = ctypes.get_errno()
         if number != errno.EINVAL:  # a kernel before 5.14 does not know it: pages come when they are looked at
-            raise OSError(number, os.strerror(number))
+            raise PartError("unreadable", f"a page of a mapped file: {os.strerror(number)}")
 
 
 def verify_file(path: Path) -> ExtentIndex:

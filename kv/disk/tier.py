@@ -240,7 +240,7 @@ class DiskTier:
             self.remove(extent_id)
 
     def map(self, extent_id: str) -> list[NDArray[np.uint8]]:
-        """The encoded parts, read into memory but not verified: see `kv.disk.extent_file.map_parts`.
+        """The encoded parts, neither read nor verified yet: see `kv.disk.extent_file.map_parts`.
 
         Raises:
             ValueError: the id is no id.

@@ -75,8 +75,8 @@ def test_what_is_stored_is_written_soon_and_found_after_a_restart(setup: Setup, 
     assert (found.num_blocks, {piece.tier for piece in found.slices}) == (30, {"disk"})
     assert setup.directory_stats()["hit_blocks_disk"] == 30
     assert fetch(setup, {"s": again}, keys, found) == (30, [])
-    # Reading brought it to DRAM.
-    assert disk_of(again).num_promoted_extents == 3
+    # Reading brings it to DRAM; readers do not wait for that.
+    eventually(lambda: disk_of(again).num_promoted_extents == 3)
     assert {piece.tier for piece in setup.lookup(keys).slices} == {"dram"}
 
 
@@ -103,8 +103,8 @@ def test_a_read_that_the_directory_does_not_hear_of_leaves_nothing_in_dram(
     get(store.set_limits.remote(64 * MIB, None))
     part_ids = [part.part_id for piece in setup.lookup(keys).slices for part in piece.parts]
     ray.kill(setup.directory)
-    with pytest.raises(ray.exceptions.RayTaskError, match="on disk, but cannot be read now"):
-        get(store.get_parts.remote(part_ids))
+    assert all(ref is not None for ref in get(store.get_parts.remote(part_ids)))
+    eventually(lambda: disk_of(store).num_read_extents + sum(disk_of(store).refusals.values()) == 1)
     assert (stats_of(store).num_extents, stats_of(store).used_bytes) == (0, 0)
 
 
@@ -117,7 +117,8 @@ def test_a_full_dram_tier_under_lease_does_not_stop_a_reader_of_the_disk(
     pull(store, worker, b)
     setup.lookup(b)  # leased, and all that DRAM has room for
     assert_all_there(setup, store, a)
-    assert (disk_of(store).num_read_extents, disk_of(store).num_promoted_extents) == (1, 0)
+    eventually(lambda: disk_of(store).num_read_extents == 1)
+    assert disk_of(store).num_promoted_extents == 0
     assert stats_of(store).used_bytes <= ONE_EXTENT
 
 
@@ -341,4 +342,4 @@ def test_many_readers_share_one_read(setup: Setup, worker: Any, folder: Path) ->
     part_ids = [part.part_id for piece in setup.lookup(keys).slices for part in piece.parts]
     answers = ray.get([again.get_parts.remote(part_ids) for _ in range(8)], timeout=60)
     assert all(ref is not None for answer in answers for ref in answer)
-    assert disk_of(again).num_read_extents == 1
+    eventually(lambda: disk_of(again).num_read_extents == 1)

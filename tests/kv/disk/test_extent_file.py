@@ -19,7 +19,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv.disk.extent_file import ExtentIndex, map_parts, populate, read_index, verify_file, write_extent
+from kv.disk.extent_file import ExtentIndex, map_parts, read_in, read_index, verify_file, write_extent
 from kv.errors import DiskWriteError, PartError
 from kv.layout import DTYPE_BYTES, KvLayout
 from kv.part_range import PartRange
@@ -159,24 +159,36 @@ populating = pytest.mark.skipif(
 
 
 @populating
-def test_all_pages_are_read_before_the_parts_are_given_out(tmp_path: Path) -> None:
+def test_the_pages_of_a_part_are_read_when_it_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "extent.kv"
-    extent = make_extent(1, layout=BIG)
+    extent = make_extent(1, layout=BIG, layer_groups=2)
     write_extent(path, extent.parent, extent.buffers)
     parts = map_parts(path)
-    about = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1]
-    sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", about, re.MULTILINE)[:6])
-    assert int(sizes["Rss"]) == int(sizes["Size"]) > parts[0].nbytes // 1024
+
+    def resident_kib() -> int:
+        about = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1]
+        sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", about, re.MULTILINE)[:6])
+        return int(sizes["Rss"])
+
+    part_kib = parts[0].nbytes // 1024
+    assert resident_kib() < part_kib
+    read_in(parts[0])
+    assert part_kib <= resident_kib() < 2 * part_kib
+    read_in(parts[1])
+    assert resident_kib() >= 2 * part_kib
 
 
 @populating
 def test_a_page_that_cannot_be_read_is_an_error_and_no_signal(good: Path) -> None:
     with good.open("rb+") as file:
         mapping = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        populate(mapping)
+        read_in(mapping)
+        read_in(mapping[1:])  # a view need not begin with a page
         file.truncate(0)
-        with pytest.raises(OSError, match="Bad address"):
-            populate(mapping)
+        for view in (mapping, mapping[1:]):
+            with pytest.raises(PartError, match="Bad address") as refused:
+                read_in(view)
+            assert refused.value.reason == "unreadable"
 
 
 def test_a_flipped_bit_never_gives_wrong_bytes(good: Path) -> None:
