@@ -1,0 +1,150 @@
+"""Times-to-live for groups of blocks: `python -m tuning.ttl --trace FILE --capacity-blocks 20000 --out policy.json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from kv.policy.policy_file import dump
+from tuning.simulator.group_roots import root_key
+from tuning.trace import formats
+from tuning.trace.errors import TraceError, TraceFileError, TraceUsageError
+from tuning.trace.reading import read_trace
+from tuning.trace.writing import replacing
+from tuning.ttl.comparison import on_the_same_trace, on_the_second_half
+from tuning.ttl.fit import FitOptions, fit
+from tuning.ttl.live_keys import live_keys
+from tuning.ttl.policy import to_policy_spec
+from tuning.ttl.report import as_json, text_lines
+from tuning.ttl.uses import PartialBlocks
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status, as of `tuning.trace`: 0; 1 when there are problems in the trace; 2 for what was asked for."""
+    options = _parser().parse_args(argv)
+    path: Path = options.trace
+    try:
+        trace, read = read_trace(path, options.format, block_tokens=options.block_size)
+        for warning in read.warnings:
+            print(f"{path}: {warning}", file=sys.stderr)
+        budget_block_s = options.budget_block_s
+        if budget_block_s is None:
+            horizon_s = float(trace.arrival_s[-1])
+            budget_block_s = options.capacity_blocks * horizon_s if horizon_s else 0.0
+        fit_options = FitOptions(options.coverage, options.max_groups, options.partial_blocks, options.seed)
+        fitted = fit(trace, budget_block_s, fit_options)
+        keys = live_keys(path, trace, fitted.roots) if read.format == formats.PARQUET else None
+        spec = to_policy_spec(fitted.plan, keys or [root_key(root) for root in fitted.roots], options.eviction)
+        report = as_json(
+            trace,
+            fitted,
+            spec,
+            on_the_same_trace(fitted),
+            on_the_second_half(trace, budget_block_s, fit_options),
+        )
+        if options.out is not None:
+            with replacing(options.out, options.overwrite) as part:
+                part.write_text(dump(spec), encoding="ascii")
+    except (TraceFileError, TraceUsageError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except TraceError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(report) if options.json else "\n".join(text_lines(report)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tuning.ttl",
+        description="Find the hottest prefix subtrees of a trace, and for each of them and the rest the time-to-live "
+        "that gives most hits within a budget of storage. Compares them with one TTL for all and with LRU.",
+        epilog="Roots in the policy file are keys of the live store where the trace has them (Parquet with 32-byte "
+        "hashes). Else they are the trace's block ids, big-endian in 32 bytes, which mean something to the simulator "
+        "only. Example: python -m tuning.ttl --trace conversation.jsonl --capacity-blocks 14563 --out policy.json",
+    )
+    parser.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests with block hashes")
+    parser.add_argument("--format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
+    parser.add_argument(
+        "--block-size", metavar="TOKENS", type=_at_least(1), help="tokens a block, if the file leaves it open"
+    )
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument(
+        "--budget-block-s",
+        metavar="B",
+        type=_number,
+        help="blocks that are held, times the seconds that they are held for; inf for no limit",
+    )
+    budget.add_argument(
+        "--capacity-blocks",
+        metavar="N",
+        type=_number,
+        help="the same as the blocks held on average: N times the length of the trace",
+    )
+    parser.add_argument(
+        "--coverage",
+        metavar="SHARE",
+        type=_share,
+        default=0.9,
+        help="of the hits that groups shall have (default: 0.9)",
+    )
+    parser.add_argument(
+        "--max-groups", metavar="K", type=_at_least(0), default=64, help="though they have less (default: 64)"
+    )
+    parser.add_argument(
+        "--partial-blocks",
+        choices=get_args(PartialBlocks),
+        default="hit",
+        help="miss: the last block of a prompt is not stored where its tokens do not fill it (default: hit)",
+    )
+    parser.add_argument(
+        "--eviction",
+        choices=("lru", "lfu"),
+        default="lru",
+        help="of the policy, for what has not expired (default: lru)",
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="of the solver's starts (default: 0)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the policy there")
+    parser.add_argument("--overwrite", action="store_true", help="replace --out if it is there")
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of tables")
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a whole number, {least} or more")
+        return int(text)
+
+    return number
+
+
+def _number(text: str) -> float:
+    value = _float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a number, 0 or more, or inf")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a share above 0 and at most 1")
+    return value
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+if __name__ == "__main__":
+    sys.exit(main())
