@@ -167,8 +167,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert (num_blocks < leased.found.num_blocks) == (misses != [])
         assert misses == [] or not leased.holds or leased.extent_ids & self.damaged
 
-    @rule(several=st.lists(chains, min_size=1, max_size=3))
-    def put(self, several: list[list[bytes]]) -> None:
+    def keep(self, leased: Leased) -> None:
+        self.leases += [leased] if leased.found.slices else []
+
+    @rule(several=st.lists(chains, min_size=1, max_size=3), leases=st.booleans())
+    def put(self, several: list[list[bytes]], leases: bool) -> None:
         pulls = waiting = self.start_puts(several)
         while waiting:
             self.note_folder()
@@ -177,12 +180,13 @@ class StoreMachine(RuleBasedStateMachine):
         assert {refusal for receipt in receipts for refusal in receipt.refusals} <= {"capacity", "timeout"}
         if len(several) == 1 and receipts[0].refusals == () and self.num_crashes == 0:
             assert self.setup.visible(several[0]) == len(several[0])
+        if leases:
+            self.keep(self.lease(several[0], LONG_S))
 
     @precondition(lambda self: self.put_chains)
     @rule(data=st.data(), skip_blocks=st.integers(0, 5))
     def look_up(self, data: st.DataObject, skip_blocks: int) -> None:
-        leased = self.lease(data.draw(st.sampled_from(self.put_chains)), LONG_S, skip_blocks)
-        self.leases += [leased] if leased.found.slices else []
+        self.keep(self.lease(data.draw(st.sampled_from(self.put_chains)), LONG_S, skip_blocks))
 
     @rule(pick=picks, releases=st.booleans())
     def read_what_is_leased(self, pick: int, releases: bool) -> None:
