@@ -12,12 +12,13 @@ import enum
 import functools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from actors.engine.engine import StepResult
+from actors.engine.exports import Export
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
 from actors.engine.scheduler import Fetch
@@ -81,8 +82,10 @@ class RequestTracker:
         self._actor = actor
         self._max_publishing_answers = max_publishing_answers
         self._publishing_answers: set[str] = set()
-        self.counts: Counter[str] = Counter(published_answer_blocks=0, unpublished_answers=0)
-        """Blocks of answers that the store took; answers that it did not get, or not whole."""
+        self.counts: Counter[str] = Counter(published_answer_blocks=0, unpublished_answers=0, early_published_blocks=0)
+        """Blocks of answers that the store took; answers that it did not get, or not whole; blocks that it took of
+        prompts while they were computed."""
+        self._early: set[asyncio.Task[HandOver]] = set()
         self._loop = asyncio.get_running_loop()
         self._tracked: dict[str, _Tracked] = {}
         self._handed_over: OrderedDict[str, _HandedOver] = OrderedDict()
@@ -140,7 +143,11 @@ class RequestTracker:
             tracked = self._tracked.get(fetch.sequence.request_id)
             if tracked is not None:
                 self._fetch(fetch, tracked)
-        self._take_events(result.events)
+        ended = {event.request_id for event in result.events if event.awaits_export}
+        for export in result.exports:
+            if export.export_id not in ended:
+                self._publish_early(export)
+        self._take_events(result.events, {export.export_id: export for export in result.exports})
 
     def _begin(
         self,
@@ -211,7 +218,8 @@ class RequestTracker:
         tracked.stage, tracked.task = _Stage.ENGINE, None
         self._thread.call(lambda engine: engine.fetched(request_id, num_tokens))
 
-    def _take_events(self, events: Sequence[TokenEvent]) -> None:
+    def _take_events(self, events: Sequence[TokenEvent], exports: Mapping[str, Export] | None = None) -> None:
+        """`exports`: of all events that await one."""
         wanted = []
         for event in events:
             tracked = self._tracked.get(event.request_id)
@@ -219,8 +227,8 @@ class RequestTracker:
                 continue
             wanted.append(event)
             self._give_up(tracked)
-            if event.awaits_export:
-                self._begin_publishing(event, tracked)
+            if event.awaits_export and exports is not None:
+                self._begin_publishing(event, tracked, exports[event.request_id])
             elif event.finish_reason is not None:
                 self._forget(event.request_id)
         if wanted:
@@ -228,7 +236,7 @@ class RequestTracker:
         else:
             self._outbox.nudge()
 
-    def _begin_publishing(self, event: TokenEvent, tracked: _Tracked) -> None:
+    def _begin_publishing(self, event: TokenEvent, tracked: _Tracked, export: Export) -> None:
         """The request's part here is over. What it computed goes to the store, and its last token does not wait."""
         request_id, decode_follows = event.request_id, event.finish_reason is None
         if tracked.is_answer:
@@ -238,23 +246,32 @@ class RequestTracker:
                 self._thread.call(lambda engine: engine.release_export(request_id))
                 return
             self._publishing_answers.add(request_id)
-        work = self._publish(request_id, decode_follows)
+        work = self._publish(export, decode_follows)
         after = functools.partial(self._after_publish, request_id, tracked, decode_follows)
         self._begin(tracked, _Stage.PUBLISHING, work, after)
 
-    async def _publish(self, request_id: str, decode_follows: bool) -> HandOver:
-        try:
-            _, keys, num_tokens = await asyncio.wrap_future(
-                self._thread.call(lambda engine: engine.export_content(request_id))
-            )
-        except KeyError:  # an answer's blocks, which were needed
-            return HandOver(request_id, 0, None)
+    async def _publish(self, export: Export, decode_follows: bool) -> HandOver:
+        num_tokens, receipt = export.num_tokens, None
         if not decode_follows:
-            num_tokens = self._exchange.tokens_in(len(keys))  # nobody would claim the tail
-        receipt = None
+            num_tokens = self._exchange.tokens_in(len(export.keys))  # nobody would claim the tail
         if num_tokens:
-            receipt = await self._exchange.publish(self._actor, request_id, keys, num_tokens)
-        return HandOver(request_id, num_tokens, receipt)
+            receipt = await self._exchange.publish(self._actor, export.export_id, export.keys, num_tokens)
+        return HandOver(export.export_id, num_tokens, receipt)
+
+    def _publish_early(self, export: Export) -> None:
+        """What a prompt has filled goes to the store while the rest is computed. Whatever becomes of it, or of the
+        request, the blocks are held until it has ended."""
+        task = asyncio.create_task(self._publish(export, decode_follows=False))
+        self._early.add(task)
+
+        def ended(_: asyncio.Task[HandOver]) -> None:
+            self._early.discard(task)
+            hand_over = _result_of(task, HandOver(export.export_id, 0, None), "an early publication failed")
+            if isinstance(hand_over.receipt, PullReceipt):
+                self.counts["early_published_blocks"] += hand_over.receipt.num_stored_blocks
+            self._thread.call(lambda engine: engine.release_export(export.export_id))
+
+        task.add_done_callback(ended)
 
     def _after_publish(
         self, request_id: str, tracked: _Tracked, decode_follows: bool, task: asyncio.Task[HandOver]

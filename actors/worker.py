@@ -124,10 +124,8 @@ class Worker:
         """For the node's store: the encoded parts of a request's KV, which this worker holds until the pull is over.
         Raises LookupError when its blocks were given back before they were read: they may be another request's."""
         try:
-            block_ids, keys, num_tokens = await asyncio.wrap_future(
-                self._thread.call(lambda engine: engine.export_content(export_id))
-            )
-            return await asyncio.to_thread(self._exchange.export, ranges, block_ids, keys, num_tokens)
+            held = self._engine.export_content(export_id)
+            return await asyncio.to_thread(self._exchange.export, ranges, held.block_ids, held.keys, held.num_tokens)
         finally:
             if not self._engine.holds_export(export_id):
                 raise LookupError(f"the KV of request {export_id!r} is not held any more")

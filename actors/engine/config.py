@@ -37,6 +37,9 @@ class EngineConfig:
     """auto, torch or flash."""
     cuda_graphs: bool = True
     """Capture decode steps in CUDA graphs on a CUDA device."""
+    early_export_bytes: int = 4 << 20
+    """A prompt that is to be handed over gives away what it has filled, while the rest is computed, whenever that is so
+    much. Less is not worth a pull of its own: parts are to be 1 to 16 MiB."""
 
     def __post_init__(self) -> None:
         if self.kv_cache_bytes is not None and self.kv_cache_blocks is not None:
@@ -45,8 +48,9 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1"
             )
-        if self.slab_pages < 1:
-            raise ConfigError(f"slab_pages is {self.slab_pages}; it must be at least 1")
+        for name in ("slab_pages", "early_export_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         self.scheduler_settings(self.block_tokens or 16)
 
     def scheduler_settings(self, block_tokens: int) -> SchedulerSettings:

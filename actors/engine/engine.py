@@ -18,6 +18,7 @@ from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
+from actors.engine.exports import EarlyExports, Export, content_of
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import clear_pages
@@ -38,10 +39,13 @@ from kv.keys import extend_block_keys
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step gave: token events in the order of the batch, and fetches that somebody must carry out."""
+    """What a step gave: token events in the order of the batch, fetches that somebody must carry out, and exports that
+    somebody must end."""
 
     events: list[TokenEvent] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
+    exports: list[Export] = field(default_factory=list)
+    """Of every event that awaits one, under the request's id. The others are early ones."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
     duration_s: float = 0.0
@@ -62,6 +66,11 @@ class Engine:
         self.block_tokens = loaded.layout.block_tokens
         self.blocks = BlockManager(loaded.lanes.num_blocks)
         self.scheduler = Scheduler(config.scheduler_settings(self.block_tokens), self.blocks)
+        self.early_exports = EarlyExports(
+            self.blocks,
+            self.block_tokens,
+            min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
+        )
         self.counters = EngineCounters()
         self._runner = make_step_runner(loaded, config, capture)
         self._sequences: dict[str, SequenceState] = {}
@@ -89,8 +98,8 @@ class Engine:
 
     @property
     def num_live_requests(self) -> int:
-        """Requests not finished yet, and finished ones whose KV waits for its export."""
-        return len(self._sequences) + len(self.scheduler.exports)
+        """Requests not finished yet, finished ones whose KV waits for its export, and early exports."""
+        return len(self._sequences) + len(self.scheduler.exports) + len(self.early_exports)
 
     def refusal(self, request: EngineRequest) -> str | None:
         """Why this request can never be served here, or None. The ingress checks the same limits; this is the last
@@ -150,22 +159,22 @@ class Engine:
         self.counters.fetched_tokens += sequence.num_fetched_tokens
         return True
 
-    def export_content(self, request_id: str) -> tuple[list[int], list[bytes], int]:
-        """What an ended request left here: its block ids, the keys of its full blocks, and the number of tokens whose
-        KV is in them. KeyError when it is gone. The blocks of a hand-over stay until `release_export`; those of an
-        answer may be taken before, which `holds_export` tells."""
-        sequence = self.scheduler.exports[request_id]
-        full_blocks = sequence.num_computed // self.block_tokens
-        return list(sequence.block_ids), sequence.keys(self.block_tokens)[:full_blocks], sequence.num_computed
+    def export_content(self, export_id: str) -> Export:
+        """What is held for an export. KeyError when it is gone. From any thread: nobody waits for a step. The blocks of
+        a hand-over, and early ones, stay until `release_export`; those of an answer may be taken before, which
+        `holds_export` tells."""
+        if export_id in self.early_exports:
+            return self.early_exports.content(export_id)
+        return content_of(self.scheduler.exports[export_id], self.block_tokens)
 
-    def release_export(self, request_id: str) -> bool:
+    def release_export(self, export_id: str) -> bool:
         """The export ended, well or not: its blocks go back (their full ones stay findable until evicted)."""
-        return self.scheduler.release_export(request_id)
+        return self.early_exports.end(export_id) or self.scheduler.release_export(export_id)
 
-    def holds_export(self, request_id: str) -> bool:
+    def holds_export(self, export_id: str) -> bool:
         """Whether the blocks of an export are still its own. From any thread: what was read of them before this said
         True is whole."""
-        return request_id in self.scheduler.exports
+        return export_id in self.scheduler.exports or export_id in self.early_exports
 
     @torch.inference_mode()
     def step(self) -> StepResult:
@@ -200,7 +209,7 @@ class Engine:
         events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
         for sequence in void.values():
             self.scheduler.return_to_fetching(sequence)
-        waited_s = 0.0
+        waited_s, exports = 0.0, list[Export | None]()
         for chunk in chunks:
             sequence = chunk.sequence
             if sequence.request_id in void:
@@ -212,14 +221,18 @@ class Engine:
             self.counters.count_chunk(chunk)
             if sequence.request_id not in damaged:
                 self.scheduler.computed(chunk)
+                if sequence.request.hand_over and sequence.num_uncomputed > 0:
+                    exports.append(self.early_exports.begin(sequence))
         events += [
             self._accept(sequence, token)
             for sequence, token in zip(sampling, tokens, strict=True)
             if sequence.request_id not in unusable
         ]
+        exports += [self.export_content(event.request_id) for event in events if event.awaits_export]
         result = StepResult(
             events,
             self._take_fetches(),
+            [export for export in exports if export is not None],
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
             duration_s=time.perf_counter() - started_s - waited_s,
@@ -235,7 +248,7 @@ class Engine:
         for sequence in [s for s in self._sequences.values() if s.incoming is not None]:
             self.scheduler.return_to_fetching(sequence)
         failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
-        return StepResult([self._fail(sequence, reason) for sequence in failed], self._take_fetches())
+        return StepResult([self._fail(sequence, reason) for sequence in failed], fetches=self._take_fetches())
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""

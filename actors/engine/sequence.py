@@ -47,6 +47,9 @@ class SequenceState:
         """Tokens whose KV the last fetch brought in."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens whose KV was found rather than computed at the first admission; None before it."""
+        self.is_exporting = False
+        self.num_exported_blocks = 0
+        """Full blocks that an early export has held, or holds while `is_exporting`."""
         self.num_preemptions = 0
         self.num_ever_computed = 0
         """The furthest `num_computed` ever was: what lies below it and runs again is recomputation."""

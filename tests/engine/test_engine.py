@@ -157,7 +157,8 @@ def hand_over(source: Engine, target: Engine, request: EngineRequest, parts: int
         request.request_id, request.prompt_token_ids, request.sampling, salt=request.salt, hand_over=True
     )
     answer = run_to_hand_over(source, prefill)
-    block_ids, _, num_tokens = source.export_content(request.request_id)
+    held = source.export_content(request.request_id)
+    block_ids, num_tokens = held.block_ids, held.num_tokens
     decode = EngineRequest(
         request.request_id, request.prompt_token_ids, request.sampling, output_token_ids=(answer,), salt=request.salt,
         external_tokens=num_tokens,

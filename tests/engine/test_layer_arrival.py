@@ -31,7 +31,7 @@ class Source:
         engine.add(EngineRequest("source", tokens, greedy(1), hand_over=True))
         while engine.has_work:
             engine.step()
-        block_ids, _, _ = engine.export_content("source")
+        block_ids = engine.export_content("source").block_ids
         self.num_layers = engine.loaded.layout.num_layers
         self.layers = []
         for layer in range(self.num_layers):
