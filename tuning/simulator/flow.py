@@ -28,9 +28,7 @@ class Flow:
         self.prompts = Prompts(trace, settings.partial_blocks)
         self._token_bytes = timing.model.kv_bytes_per_token
         block_bytes = self.prompts.block_tokens * self._token_bytes
-        self.store = Store(
-            settings, self.prompts.num_ids, block_bytes, groups_of_trace(trace, settings.policy), self.events
-        )
+        self.store = Store(settings, block_bytes, groups_of_trace(trace, settings.policy), self.events)
         self.timing = timing
         self.settings = settings
         self.reader = PrefixReader(self.prompts, self.store, timing, self.outcomes, settings.max_batch_tokens)
@@ -43,7 +41,7 @@ class Flow:
         num_blocks = self.settings.device_pool_blocks
         if num_blocks is None:
             num_blocks = max(1, self.timing.kv_pool_tokens() // self.prompts.block_tokens)
-        return DevicePool(self.prompts.num_ids, num_blocks, keeps_prefixes=self.settings.local_prefix_cache)
+        return DevicePool(num_blocks, keeps_prefixes=self.settings.local_prefix_cache)
 
     def batch(self) -> DecodeBatch:
         """An empty batch of an instance that decodes."""

@@ -67,7 +67,9 @@ class PrefixReader:
         if store.is_there:
             store.expire(now_s)
             segments, staged_ready_s = store.segments(row, chain, matched, stop)
-            store.use(chain, segments[-1].stop if segments else matched, now_s)
+            found = segments[-1].stop if segments else matched
+            if found:
+                store.use(chain, found, now_s)
             if segments:
                 hit = self._worth_fetching(row, matched, segments, staged_ready_s, link, now_s)
                 fetched = _up_to(segments, hit)

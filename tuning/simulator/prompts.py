@@ -21,7 +21,6 @@ class Prompts:
     """
 
     def __init__(self, trace: Trace, partial_blocks: Literal["miss", "hit"]) -> None:
-        self.num_ids = trace.num_ids
         self.block_tokens = trace.block_tokens or BLOCK_TOKENS_UNKNOWN
         self.input_tokens: list[int] = trace.input_tokens.tolist()
         # An answer has at least the token that ends it.
