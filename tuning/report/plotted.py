@@ -76,7 +76,7 @@ def groups(report: JobReport) -> Iterator[Group]:
             1.5,
         ),
         Group(
-            report.baseline_title,
+            f"baseline: {report.baseline_title}",
             () if report.baseline is None else (report.baseline,),
             {"symbol": "diamond", "size": 15, "color": MARKS["baseline"], **edge},
             3,

@@ -113,7 +113,7 @@ def test_plots_show_the_points_and_mark_those_that_matter() -> None:
     figures = read("small").plots()
     latency = {trace["name"]: trace for trace in figures["cost-latency"]["data"]}
     assert (latency["chosen"]["x"], latency["chosen"]["y"]) == ([pytest.approx(4.72)], [0.8])
-    baseline = latency["fixed 1024 GiB of DRAM"]
+    baseline = latency["baseline: fixed 1024 GiB of DRAM"]
     assert (baseline["x"], baseline["y"]) == ([pytest.approx(5.90)], [2.0])
     assert latency["misses a limit"]["y"] == [1.9]
     assert len({str(trace["marker"]["symbol"]) for trace in latency.values()}) == len(latency)
@@ -201,7 +201,7 @@ def test_a_job_that_nothing_satisfies_shows_the_closest_and_the_miss() -> None:
     assert "Chosen" not in page.text
     assert "There is no front" in page.text
     names = [trace["name"] for trace in page.plots()["cost-latency"]["data"]]
-    assert names == ["misses a limit", "fixed 1024 GiB of DRAM", "closest to the limits"]
+    assert names == ["misses a limit", "baseline: fixed 1024 GiB of DRAM", "closest to the limits"]
 
 
 def test_a_limit_of_a_mean_is_held_against_the_worst_five_minutes() -> None:
