@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tuning.job.job import main
-
 if __name__ == "__main__":
+    # Here and not above: the pool's processes import this file too, and need next to nothing of the job.
+    from tuning.job.job import main
+
     sys.exit(main())

@@ -42,8 +42,3 @@ def extremes(front: Sequence[EvaluatedPoint]) -> dict[str, EvaluatedPoint]:
         name: min(front, key=lambda each: (each.evaluation.objectives[index], each.evaluation.objectives[COST]))
         for name, index in (("ttft", TTFT), ("throughput", THROUGHPUT), ("cost", COST))
     }
-
-
-def change(value: float, baseline: float) -> float | None:
-    """As a share of the baseline's; None where that is 0."""
-    return value / baseline - 1 if baseline else None

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -41,13 +40,16 @@ class JobInputs:
     space: SearchSpace
     baseline: Point | None
     """The fixed configuration to compare with, as a point of the space; None where it lies outside."""
+    baseline_dram_gib: int
     trace_format: str
     identity: dict[str, str]
     """What evaluations depend on, by option: a study goes on with the same only."""
+    warnings: tuple[str, ...]
+    """What is doubtful in what was given."""
 
 
 def read_inputs(options: argparse.Namespace) -> JobInputs:
-    """Reads and checks everything; says on the error output what is doubtful.
+    """Reads and checks everything.
 
     Raises:
         JobError: what is given contradicts itself, or leaves nothing to search.
@@ -61,8 +63,7 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
     if Timing(model, hardware).kv_pool_tokens() < 1:
         raise JobError(f"{hardware.name} has no room for KV beside the weights of {model.name}: give a larger device")
     trace, report = read_trace(options.trace, options.trace_format, block_tokens=options.block_size)
-    for warning in report.warnings:
-        warn(f"{options.trace}: {warning}")
+    warnings = [f"{options.trace}: {warning}" for warning in report.warnings]
     trace = trace.scaled(options.rate_factor)
     partial_blocks: PartialBlocks = options.partial_blocks or ("miss" if report.format == "bailian" else "hit")
     serving = ServingOptions(
@@ -71,7 +72,7 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
     goals = Goals(options.ttft, options.slo, options.slo_ttft_s, options.slo_tpot_s, options.budget_per_hour)
     parts = _parts(options, prices)
     if not trace.has_reuse:
-        _close_cache(options.trace, parts)
+        warnings.append(_close_cache(options.trace, parts))
     axes = tuple(part for part in parts.values() if isinstance(part, NumericAxis | CategoricalAxis))
     fixed_values: dict[str, Any] = {name: part for name, part in parts.items() if part not in axes}
     fixed = Deployment(mode=options.mode, **fixed_values)
@@ -93,7 +94,13 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
         "axes": fingerprint(space),
         "method": options.method,
     }
-    return JobInputs(evaluator, space, _baseline(evaluator, space, options), report.format, identity)
+    baseline = _baseline(evaluator, space, options.baseline_dram_gib)
+    if baseline is None and trace.has_reuse:
+        warnings.append(
+            f"the configuration to compare with ({options.baseline_dram_gib} GiB of DRAM, no disk, no time-to-live, "
+            "lru) lies on no step of the axes, so nothing is compared with it"
+        )
+    return JobInputs(evaluator, space, baseline, options.baseline_dram_gib, report.format, identity, tuple(warnings))
 
 
 def take_folder(out: Path, identity: dict[str, str]) -> None:
@@ -115,10 +122,6 @@ def take_folder(out: Path, identity: dict[str, str]) -> None:
             f"{out} holds a study that was begun with another {', '.join(different)}: give another --out, or what it "
             "was begun with"
         )
-
-
-def warn(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | Axis | None]:
@@ -145,17 +148,17 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
     return parts
 
 
-def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> None:
-    """Without reuse information cache axes are nothing but cost, so they are fixed at nothing."""
+def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> str:
+    """Without reuse information cache axes are nothing but cost, so they are fixed at nothing. Returns a warning."""
     message = f"{path} has no reuse information: whatever the sizes of DRAM and disk, nothing hits, and they only cost"
     if not any(isinstance(parts[name], NumericAxis) for name in parts if name in _INSTANCES):
         raise JobError(
             f"{message}. Give a trace with block hashes (mooncake, bailian, parquet), or search for numbers of "
             "instances alone, as in --mode monolithic --instances 1:8:1"
         )
-    warn(f"{message}; they are left out, and only numbers of instances are searched")
     parts.pop("disk_class", None)
     parts |= {"dram_gib": 0, "disk_gib": 0, "ttl_s": None, "eviction": "lru"}
+    return f"{message}; they are left out, and only numbers of instances are searched"
 
 
 def _check_prices(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
@@ -168,7 +171,7 @@ def _check_prices(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
         evaluator.deployment(point).cost_per_hour(evaluator.prices, evaluator.hardware.name)
 
 
-def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, options: argparse.Namespace) -> Point | None:
+def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int) -> Point | None:
     """The point with so much DRAM, no disk, no time-to-live, LRU, and instances in the middle of their axes."""
     point: dict[str, Value] = {}
     for axis in space.axes:
@@ -177,39 +180,9 @@ def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, options: argpa
         elif axis.name in _INSTANCES:
             point[axis.name] = axis.coarse[len(axis.coarse) // 2]
         else:
-            wanted = {"dram_gib": options.baseline_dram_gib, "disk_gib": 0, "ttl_s": axis.coarse[-1]}[axis.name]
+            wanted = {"dram_gib": dram_gib, "disk_gib": 0, "ttl_s": axis.coarse[-1]}[axis.name]
             point[axis.name] = min(max(wanted, axis.coarse[0]), axis.coarse[-1])
     point = space.point(space.key(point))
     found = evaluator.deployment(point)
-    if found == dataclasses.replace(found, dram_gib=options.baseline_dram_gib, disk_gib=0, ttl_s=None, eviction="lru"):
-        return point
-    if evaluator.trace.has_reuse:
-        warn(
-            f"the configuration to compare with ({options.baseline_dram_gib} GiB of DRAM, no disk, no time-to-live, "
-            "lru) lies on no step of the axes, so nothing is compared with it"
-        )
-    return None
-
-
-def describe(inputs: JobInputs) -> dict[str, Any]:
-    """For the summary: names and sizes, not whole files."""
-    evaluator = inputs.evaluator
-    trace, prices = evaluator.trace, evaluator.prices
-    return {
-        "trace": {
-            "name": trace.name,
-            "format": inputs.trace_format,
-            "requests": len(trace),
-            "span_s": float(trace.arrival_s[-1]),
-            "block_tokens": trace.block_tokens,
-            "blocks": trace.num_ids,
-        },
-        "model": dataclasses.asdict(evaluator.model)
-        | {"kv_bytes_per_token": evaluator.model.kv_bytes_per_token, "weight_bytes": evaluator.model.weight_bytes},
-        "hardware": evaluator.hardware.name,
-        "prices": {name: getattr(prices, name) for name in ("name", "currency", "as_of", "source")},
-        "fixed": dataclasses.asdict(evaluator.fixed),
-        "serving": dataclasses.asdict(evaluator.options),
-        "goals": dataclasses.asdict(evaluator.goals),
-        "axes": [dataclasses.asdict(axis) for axis in inputs.space.axes],
-    }
+    is_it = found == dataclasses.replace(found, dram_gib=dram_gib, disk_gib=0, ttl_s=None, eviction="lru")
+    return point if is_it else None

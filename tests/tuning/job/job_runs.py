@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tuning.job.job import main
+from tuning.report.content import JobReport
+from tuning.report.summary_file import read_summary
 from tuning.trace.generator import SyntheticTraffic, generate
 from tuning.trace.writing import write_trace
 
@@ -51,8 +53,13 @@ def arguments(folder: Path, *more: str, out: str = "out", trace: str = "trace.pa
     return ["--no-progress", *(word for pair in given.items() for word in pair)]
 
 
-def run(folder: Path, *more: str, out: str = "out", trace: str = "trace.parquet") -> tuple[int, dict[str, Any]]:
-    """Exit status and summary; an empty one where none was written."""
+def run(folder: Path, *more: str, out: str = "out", trace: str = "trace.parquet") -> tuple[int, JobReport]:
+    """Exit status and summary."""
     status = main(arguments(folder, *more, out=out, trace=trace))
-    path = folder / out / "summary.json"
-    return status, json.loads(path.read_text()) if path.exists() else {}
+    return status, read_summary(folder / out / "summary.json")
+
+
+def found_by(report: JobReport) -> JobReport:
+    """Without what is of one run alone: two searches that found the same are equal then."""
+    search = replace(report.search, wall_s=0.0)
+    return replace(report, search=search, command="", created="")

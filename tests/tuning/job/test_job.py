@@ -12,6 +12,7 @@ from app.serve_config import read_serve_config
 from kv.policy.policy_file import load
 from tests.tuning.job.job_runs import arguments, make_files, run
 from tuning.job.job import CHOSEN, NOTHING_FEASIBLE, UNUSABLE, main
+from tuning.report.content import JobReport
 
 OBJECTIVES = ("ttft_mean_s", "minus_tokens_per_s", "cost")
 
@@ -25,20 +26,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def summary(folder: Path) -> dict[str, Any]:
+def report(folder: Path) -> JobReport:
     """Of one run with a limit that some points break."""
-    status, summary = run(folder, "--budget-per-hour", "4.2", "--choose", "fastest")
+    status, report = run(folder, "--budget-per-hour", "4.2", "--choose", "fastest")
     assert status == CHOSEN
-    return summary
+    return report
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     return pq.read_table(folder / "out" / "front.parquet").to_pylist()  # type: ignore[no-any-return]
 
 
-def test_the_front_is_what_no_other_feasible_point_beats(folder: Path, summary: dict[str, Any]) -> None:
+def test_the_front_is_what_no_other_feasible_point_beats(folder: Path, report: JobReport) -> None:
     table = rows(folder)
-    assert len(table) == summary["counts"]["evaluated"] == 10
+    assert len(table) == len(report.points) == 10
     assert {row["feasible"] for row in table} == {True, False}
     for row in table:
         assert row["feasible"] == (row["cost_per_hour"] <= 4.2)
@@ -52,20 +53,17 @@ def test_the_front_is_what_no_other_feasible_point_beats(folder: Path, summary: 
             assert not row["feasible"] or is_beaten or others.count(mine) > 1
 
 
-def test_cost_is_that_of_devices_and_store_for_as_long_as_the_trace_takes(
-    folder: Path, summary: dict[str, Any]
-) -> None:
+def test_cost_is_that_of_devices_and_store_for_as_long_as_the_trace_takes(folder: Path, report: JobReport) -> None:
     for row in rows(folder):
         disk = (0.08 * row["disk_gib"] + 77000 * 0.005 + 1875 * 0.04) / 730 if row["disk_gib"] else 0.0
         assert row["cost_per_hour"] == pytest.approx(3.431 + 0.003417 * row["dram_gib"] + disk)
         assert row["cost"] == pytest.approx(row["cost_per_hour"] * row["makespan_s"] / 3600)
 
 
-def test_the_fastest_feasible_point_becomes_a_configuration_that_the_app_takes(
-    folder: Path, summary: dict[str, Any]
-) -> None:
+def test_the_fastest_feasible_point_becomes_a_configuration_that_the_app_takes(folder: Path, report: JobReport) -> None:
     fastest = min((row for row in rows(folder) if row["feasible"]), key=lambda row: float(row["ttft_mean_s"]))
-    assert summary["chosen"]["point"] == {name: fastest[name] for name in ("dram_gib", "disk_gib")}
+    assert report.choice.chosen is not None
+    assert report.points[report.choice.chosen].point == {name: fastest[name] for name in ("dram_gib", "disk_gib")}
     settings = read_serve_config(str(folder / "out" / "serve_config.yaml")).settings
     assert settings.mode == "monolithic"
     assert (settings.store.dram_gib, settings.store.disk.limit_gib) == (fastest["dram_gib"], fastest["disk_gib"])
@@ -73,31 +71,32 @@ def test_the_fastest_feasible_point_becomes_a_configuration_that_the_app_takes(
     assert settings.store.policy() == policy
 
 
-def test_the_baseline_is_evaluated_and_compared_with(folder: Path, summary: dict[str, Any]) -> None:
-    assert summary["baseline"]["point"] == {"dram_gib": 48, "disk_gib": 0}
-    before = summary["baseline"]["objectives"]
-    best = summary["extremes"]["ttft"]
-    assert best["objectives"]["ttft_mean_s"] == min(row["ttft_mean_s"] for row in rows(folder) if row["on_front"])
-    assert best["against_baseline"]["tokens_per_s"] == pytest.approx(
-        best["objectives"]["tokens_per_s"] / before["tokens_per_s"] - 1
-    )
+def test_the_baseline_is_evaluated_and_reported(folder: Path, report: JobReport) -> None:
+    assert report.baseline is not None
+    assert report.baseline.point == {"dram_gib": 48, "disk_gib": 0}
+    row = next(row for row in rows(folder) if (row["dram_gib"], row["disk_gib"]) == (48, 0))
+    assert report.baseline.objectives == (row["ttft_mean_s"], -row["minus_tokens_per_s"], row["cost"])
+    assert report.baseline.bill.per_hour == pytest.approx(row["cost_per_hour"])
+    assert "fixed 48 GiB of DRAM" in (folder / "out" / "report.html").read_text()
 
 
 def test_a_folder_with_another_study_is_refused(
-    folder: Path, summary: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, _ = run(folder, "--budget-per-hour", "4.2", "--rate-factor", "2")
-    assert status == UNUSABLE
+    given = ("--budget-per-hour", "4.2", "--rate-factor", "2")
+    assert main(arguments(folder, *given)) == UNUSABLE
     assert "begun with another rate factor: give another --out" in capsys.readouterr().err
 
 
 def test_limits_that_nothing_keeps_give_the_closest_point(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = run(folder, "--slo-ttft-s", "0.001", "--slo", "mean", "--evaluations", "4", out="unmet")
     assert status == NOTHING_FEASIBLE
-    ttfts = [each["objectives"]["ttft_mean_s"] for each in found["evaluated"]]
-    assert found["closest"]["objectives"]["ttft_mean_s"] == min(ttfts)
-    assert found["closest"]["misses"] == {"ttft_mean_s": pytest.approx(min(ttfts) - 0.001)}
-    assert "none of 4 points keeps the limits" in capsys.readouterr().err
+    ttfts_s = [each.objectives[0] for each in found.points]
+    assert found.choice.chosen is None
+    assert found.choice.closest == ttfts_s.index(min(ttfts_s))
+    said = capsys.readouterr().err
+    assert "none of 4 points keeps the limits" in said
+    assert f"is over its limit of 0.001 by {min(ttfts_s) - 0.001:.4g}" in said
     assert not (folder / "unmet" / "serve_config.yaml").exists()
 
 
@@ -106,7 +105,7 @@ def test_without_reuse_information_only_instances_are_searched(
 ) -> None:
     status, found = run(folder, "--instances", "1:3:1", "--evaluations", "3", out="azure", trace="trace.csv")
     assert status == CHOSEN
-    assert [axis["name"] for axis in found["axes"]] == ["monolithic_instances"]
+    assert [axis.name for axis in found.axes] == ["monolithic_instances"]
     assert "nothing hits, and they only cost" in capsys.readouterr().err
 
 
