@@ -113,7 +113,7 @@ def tiers_plot(report: JobReport) -> Plot | None:
     return Plot(
         "tiers",
         "Where prompts' tokens came from",
-        "Tokens found in a tier need not be computed. What is computed is what GPU hours go for.",
+        "Tokens found in a tier need not be computed. What is computed takes GPU time.",
         "Bars of shares of prompt tokens. " + "; ".join(said) + ".",
         figure,
         260,

@@ -89,7 +89,7 @@ Made {escape(report.created.replace("T", " "))}. All figures are simulated; pric
 {escape(report.prices.as_of)}.</p>
 <nav aria-label="Contents"><ul>{contents}</ul></nav>
 </header>
-<noscript><p class="warning">Plots need scripts. Their figures are in the tables as well.</p></noscript>
+<noscript><p class="note">Plots need scripts. Their figures are in the tables as well.</p></noscript>
 <main>
 {"".join(each.text for each in sections)}
 </main>

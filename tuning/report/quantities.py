@@ -53,7 +53,7 @@ def change(value: float, before: float) -> str:
     if before == 0:
         return "unchanged" if value == 0 else "was 0"
     gain = 100 * (value / before - 1)
-    return f"±0.0{_SPACE}%" if round(gain, 1) == 0 else f"{_signed(f'{gain:+.1f}')}{_SPACE}%"
+    return f"±0.0{_SPACE}%" if round(gain, 1) == 0 else f"{_signed(f'{gain:+,.1f}')}{_SPACE}%"
 
 
 def gib(size_bytes: float) -> str:

@@ -79,7 +79,7 @@ pre { background: var(--surface); padding: .9rem 1rem; border-radius: .4rem; whi
 .tiles dt { color: var(--soft); font-size: .86rem; }
 .tiles dd { margin: 0; font-size: .9rem; }
 .tiles dd.value { font-size: 1.45rem; font-weight: 600; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.warning { border-left: 4px solid var(--bad); padding: .2rem 0 .2rem .9rem; }
+.note { border-left: 4px solid var(--accent); padding: .2rem 0 .2rem .9rem; }
 nav ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin: 1.2rem 0; }
 figure { margin: 1rem 0 1.8rem; overflow-x: auto; }
 figcaption { max-width: 46rem; margin-bottom: .3rem; }

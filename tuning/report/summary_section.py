@@ -23,7 +23,7 @@ def summary_section(report: JobReport) -> Html:
             parts.append(bullets([f"{limit_sentence(each)} {window_sentence(each)}".strip() for each in checks]))
         else:
             parts.append(paragraph("No limit was set, so every configuration counts as good enough."))
-    parts += [paragraph(warning, "warning") for warning in report.warnings]
+    parts += [paragraph(capital(warning), "note") for warning in report.warnings]
     return section("summary", "In short", parts, "summary")
 
 

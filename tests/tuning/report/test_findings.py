@@ -38,6 +38,7 @@ JOB = small_job()
         (change(5500, 5000), "+10.0 %"),
         (change(1.0001, 1.0), "±0.0 %"),
         (change(0, 0), "unchanged"),
+        (change(21.865, 1.0), "+2,086.5 %"),
         (change(1, 0), "was 0"),
         (duration(5400), "5,400 s (1.5 h)"),
     ],
