@@ -113,9 +113,14 @@ def take_folder(out: Path, identity: dict[str, str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "inputs.json"
     if not path.exists():
-        path.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        part = out / "inputs.json.part"  # a job that is killed here leaves no half of the file
+        part.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
         return
-    begun = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        begun = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise JobError(f"{path} is not what a job wrote ({error}): give another --out") from error
     different = [name for name in identity if begun.get(name) != identity[name]]
     if different:
         raise JobError(

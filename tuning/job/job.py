@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 
 import optuna
@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _warn(f"interrupted: the same command goes on from what is in {options.out}")
         return INTERRUPTED
+    except BrokenExecutor:
+        _warn("tuning.job: a process of the pool was killed, perhaps for want of memory: give a smaller --local")
+        return UNUSABLE
     except (ValueError, OSError, ClusterError) as error:
         _warn(f"tuning.job: {error}")
         return UNUSABLE
@@ -94,7 +97,7 @@ def _executor(options: argparse.Namespace, evaluate: Evaluate) -> Iterator[tuple
     """Where to evaluate, what to submit there, and how many it does at a time."""
     address = options.ray or (None if options.local else os.environ.get("RAY_ADDRESS"))
     if address is None:
-        workers = options.local or os.cpu_count() or 1
+        workers = options.local or len(os.sched_getaffinity(0))
         with local_pool(evaluate, workers) as (pool, installed):
             yield pool, installed, workers
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -32,6 +33,7 @@ def local_pool(evaluate: Evaluate, workers: int) -> Iterator[tuple[Executor, Eva
 
 def _install(evaluate: Evaluate) -> None:
     _installed[:] = [evaluate]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all processes of a terminal: the job's sees to it
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
