@@ -120,7 +120,8 @@ class Directory:
                 count -= 1
             tier = next(tier for tier in TIERS if tier in extent.tiers)
             extents.append(extent)
-            slices.append(ExtentSlice(info.extent_id, info.store_id, first, count, info.parts, tier))
+            where = (info.first_block, len(info.keys), info.lanes)
+            slices.append(ExtentSlice(info.extent_id, info.store_id, first, count, *where, tier))
             index += count
             self.counters.hit_blocks_disk += count if tier == "disk" else 0
 

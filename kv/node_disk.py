@@ -25,7 +25,7 @@ from kv.actor_calls import Actor, ask
 from kv.disk.tier import DiskTier, FoundExtent
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError, PartError
-from kv.extents import Copy, ExtentInfo, StoredPart
+from kv.extents import Copy, ExtentInfo
 from kv.part_refs import part_buffer
 from kv.policy.admission import DiskAdmission
 from kv.ray_failures import STORE_FAILURES, failure_label
@@ -336,8 +336,8 @@ class NodeDisk:
 
     def _entry(self, found: FoundExtent) -> _OnDisk:
         extent_id, index = f"{self._store_id}/{found.extent_id}", found.index
-        parts = tuple(StoredPart(f"{extent_id}/{number}", part) for number, part in enumerate(index.ranges))
-        info = ExtentInfo(extent_id, self._store_id, index.keys, parts, index.num_bytes, index.parent)
+        first_block, lanes = index.ranges[0].first_block, tuple(part.lanes for part in index.ranges)
+        info = ExtentInfo(extent_id, self._store_id, index.keys, first_block, lanes, index.num_bytes, index.parent)
         return _OnDisk(info, index.disk_bytes)
 
 

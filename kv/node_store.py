@@ -23,7 +23,7 @@ from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
 from kv.errors import DiskTierError, PartUnavailableError
-from kv.extents import ExtentInfo, PullReceipt
+from kv.extents import ExtentInfo, PullReceipt, extent_of, part_id_of
 from kv.layout import KvLayout
 from kv.node_disk import NodeDisk
 from kv.part_range import MAX_PART_BYTES
@@ -105,20 +105,20 @@ class NodeStore:
         timeout and verify them. Raises PartUnavailableError when one is on disk and cannot be read now."""
         refs: dict[str, ObjectRef[Any] | None] = {part_id: self._dram.ledger.part(part_id) for part_id in part_ids}
         if self._disk is not None:
-            for extent_id in {_extent_of(part_id) for part_id, ref in refs.items() if ref is not None}:
+            for extent_id in {extent_of(part_id)[0] for part_id, ref in refs.items() if ref is not None}:
                 self._disk.used(extent_id)
-            wanted = list({_extent_of(part_id): None for part_id, ref in refs.items() if ref is None})
+            wanted = list({extent_of(part_id)[0]: None for part_id, ref in refs.items() if ref is None})
             for extent_id, parts in zip(wanted, await self._read(wanted), strict=True):
                 if parts is None and self._disk.has(extent_id):
                     raise PartUnavailableError(f"extent {extent_id} is on disk, but cannot be read now")
-                refs.update((f"{extent_id}/{index}", ref) for index, ref in enumerate(parts or ()))
+                refs.update((part_id_of(extent_id, index), ref) for index, ref in enumerate(parts or ()))
         self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
         return [refs[part_id] for part_id in part_ids]
 
     async def prefetch(self, part_ids: Sequence[str]) -> None:
         """Bring parts that are on disk only to DRAM, for a reader that will ask soon. Returns at once."""
         if self._disk is not None:
-            for extent_id in dict.fromkeys(map(_extent_of, part_ids)):
+            for extent_id in {extent_of(part_id)[0]: None for part_id in part_ids}:
                 if self._dram.ledger.extent(extent_id) is None and self._disk.has(extent_id):
                     self._counts["prefetched_extents"] += 1
                     self._disk.start_reading(extent_id)
@@ -219,7 +219,3 @@ class NodeStore:
         if self._disk is not None:
             await self._disk.list_anew()
         logger.warning("the directory is a new one; what the store of node %s has is listed anew", self._store_id)
-
-
-def _extent_of(part_id: str) -> str:
-    return part_id.rsplit("/", 1)[0]

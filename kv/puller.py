@@ -21,7 +21,7 @@ from ray import ObjectRef
 
 from kv.actor_calls import Actor, ask
 from kv.dram_tier import DramTier
-from kv.extents import ExtentInfo, PullReceipt, StoredPart, TailReceipt
+from kv.extents import ExtentInfo, PullReceipt, TailReceipt
 from kv.layout import KvLayout
 from kv.part_range import SMALL_OBJECT_BYTES
 from kv.part_refs import part_buffer
@@ -133,8 +133,7 @@ class Puller:
         for extent, extent_refs in zip(extents, refs, strict=False):
             if await self._verified(pull, extent, extent_refs) is None:
                 break
-            start = extent.headers[0].range.first_block
-            self._hold(pull, extent, extent_refs, keys[start - 1] if start else None)
+            self._hold(pull, extent, extent_refs, keys)
         await self._publish(pull)
         if tail is not None:
             await self._keep_tail(pull, tail, refs[-1])
@@ -159,10 +158,13 @@ class Puller:
             return None
         return buffers
 
-    def _hold(self, pull: _Pull, extent: PlannedParts, refs: Sequence[ObjectRef[Any]], parent: bytes | None) -> None:
+    def _hold(self, pull: _Pull, extent: PlannedParts, refs: Sequence[ObjectRef[Any]], keys: Sequence[bytes]) -> None:
+        """`keys`: of the request."""
+        start = extent.headers[0].range.first_block
+        parent = keys[start - 1] if start else None
         extent_id = f"{self._store_id}/{uuid.uuid4().hex}"
-        parts = tuple(StoredPart(f"{extent_id}/{index}", part.range) for index, part in enumerate(extent.headers))
-        info = ExtentInfo(extent_id, self._store_id, extent.keys, parts, extent.num_bytes, parent)
+        lanes = tuple(part.range.lanes for part in extent.headers)
+        info = ExtentInfo(extent_id, self._store_id, extent.keys, start, lanes, extent.num_bytes, parent)
         self._dram.ledger.add_extent(info, refs)
         pull.reserved_bytes -= extent.num_bytes
         pull.unpublished.append(info)

@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.addresses import StoreAddress
 from actors.engine.loading import LoadedModel
-from kv.extents import ExtentSlice, Lookup, PullReceipt, StoredPart
+from kv.extents import ExtentSlice, Lookup, PullReceipt
 from kv.keys import block_keys
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
@@ -45,8 +45,9 @@ class PlainStore:
             keys = self.keys[number * count : (number + 1) * count]
             draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, whole, keys, BLOCK))
             draft.payload[:] = 1.5 + number
-            self.parts[f"p{number}"] = draft.seal()
-            self.slices.append(ExtentSlice(f"e{number}", "s", 0, count, (StoredPart(f"p{number}", whole),), tier))
+            self.parts[f"e{number}/0"] = draft.seal()
+            place = (whole.first_block, count, (whole.lanes,))
+            self.slices.append(ExtentSlice(f"e{number}", "s", 0, count, *place, tier))
         self.prefetched: list[str] = []
         self.got: list[str] = []
         """Parts that were asked for."""

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kv.directory import Directory
-from kv.extents import ExtentInfo, StoredPart
-from kv.part_range import PartRange
+from kv.extents import ExtentInfo
+from kv.part_range import LaneRange
 
 
 def chain(text: str) -> list[bytes]:
@@ -15,8 +15,8 @@ def chain(text: str) -> list[bytes]:
 def extent(extent_id: str, text: str, first: int, *, store: str = "s", num_bytes: int = 10) -> ExtentInfo:
     """Blocks `first`.. of the chain `text`."""
     keys = tuple(chain(text)[first:])
-    parts = (StoredPart(f"{extent_id}/0", PartRange(first, len(keys), 0, 1, 0, 1)),)
-    return ExtentInfo(extent_id, store, keys, parts, num_bytes, chain(text)[first - 1] if first else None)
+    parent = chain(text)[first - 1] if first else None
+    return ExtentInfo(extent_id, store, keys, first, (LaneRange(0, 1, 0, 1),), num_bytes, parent)
 
 
 def put(directory: Directory, text: str, *extents: ExtentInfo, now_s: float = 0.0) -> None:
@@ -54,7 +54,7 @@ def test_two_puts_of_the_same_blocks_do_not_overlap() -> None:
 def test_holes_are_missing_ranges() -> None:
     directory = Directory()
     put(directory, "abcdef", extent("1", "abcdef", 4))
-    put(directory, "ab", ExtentInfo("2", "s", (b"ab",), (), 10, b"a"))
+    put(directory, "ab", extent("2", "ab", 1))
     ticket = directory.begin_put(chain("abcdefg"), 0.0, 10.0)
     assert ticket.missing == ((0, 1), (2, 4), (6, 7))
 
