@@ -152,7 +152,7 @@ def test_over_the_limit_the_least_recently_used_goes_and_the_leased_stays(setup:
     assert [setup.visible(keys) for keys in (a, b, c, d)] == [12, 12, 0, 12]
     assert fetch(setup, {"s": store}, a, leased) == (12, [])
     assert stats_of(store).used_bytes <= 3 * MIB
-    assert setup.directory_stats()["dram_evicted"] == 2
+    assert setup.directory_stats()["evicted"]["dram"] == 2
 
 
 def test_when_all_is_leased_a_pull_is_refused(setup: Setup, worker: Any) -> None:
