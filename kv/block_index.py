@@ -123,27 +123,16 @@ class BlockIndex:
         """What is here of a chain, from its block `start` on; what is not lies between the runs."""
         index = start
         while index < len(keys):
-            key = keys[index]
-            extent = self._by_key.get(key)
-            if extent is None:
-                index += 1
-                continue
-            first = extent.keys.index(key)
-            count = min(len(extent.keys) - first, len(keys) - index)
-            if extent.keys[first : first + count] != tuple(keys[index : index + count]):
-                count = 1
-                while extent.keys[first + count] == keys[index + count]:
-                    count += 1
-            yield Run(index, extent, first, count)
-            index += count
+            run = self._run_at(keys, index)
+            index += 1 if run is None else run.count
+            if run is not None:
+                yield run
 
     def prefix(self, keys: Sequence[bytes], start: int = 0) -> tuple[list[Run], int]:
         """The runs from block `start` on that follow each other, and the place of the block after the last one."""
         found: list[Run] = []
         stop = start
-        for run in self.runs(keys, start):
-            if run.at_block != stop:
-                break
+        while stop < len(keys) and (run := self._run_at(keys, stop)) is not None:
             found.append(run)
             stop += run.count
         return found, stop
@@ -225,6 +214,19 @@ class BlockIndex:
                 contents.replace_policy(make_policy(policy), now_s)
 
     # How
+
+    def _run_at(self, keys: Sequence[bytes], index: int) -> Run | None:
+        """The run that block `index` of a chain begins; None when the block is not here."""
+        extent = self._by_key.get(keys[index])
+        if extent is None:
+            return None
+        first = extent.keys.index(keys[index])
+        count = min(len(extent.keys) - first, len(keys) - index)
+        if extent.keys[first : first + count] != tuple(keys[index : index + count]):
+            count = 1
+            while extent.keys[first + count] == keys[index + count]:
+                count += 1
+        return Run(index, extent, first, count)
 
     def _regroup(self, runs: Sequence[Run], now_s: float) -> None:
         """What was found on a disk may have been added before the block it inherits its group from."""
