@@ -21,7 +21,8 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from kv.actor_calls import Actor, ask
+from kv.actor_calls import ask
+from kv.directory_client import DirectoryClient
 from kv.disk.tier import DiskTier, FoundExtent
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError, PartError
@@ -60,7 +61,7 @@ class NodeDisk:
     def __init__(
         self,
         store_id: str,
-        directory: Actor,
+        directory: DirectoryClient,
         tier: DiskTier,
         dram: DramTier,
         admission: DiskAdmission,
@@ -141,7 +142,7 @@ class NodeDisk:
     async def list_anew(self) -> None:
         """Tells a directory that may know nothing what is here."""
         copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in self._extents.values()]
-        await self._remove(await ask(self._directory.adopt.remote(copies)))
+        await self._remove(await ask(self._directory.adopt(copies)))
 
     def stats(self) -> DiskStats:
         counts = self._counts
@@ -225,7 +226,7 @@ class NodeDisk:
         if num_bytes is None:
             return False
         try:
-            refused = await ask(self._directory.adopt.remote([Copy(info, "disk", num_bytes)]))
+            refused = await ask(self._directory.adopt([Copy(info, "disk", num_bytes)]))
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1
             refused = [info.extent_id]
@@ -275,7 +276,7 @@ class NodeDisk:
                     raise
                 if has_room:
                     self._dram.ledger.add_extent(entry.info, refs)
-                    if await ask(self._directory.add_copy.remote(extent_id, "dram", num_bytes)):
+                    if await ask(self._directory.add_copy(extent_id, "dram", num_bytes)):
                         self._dram.ledger.publish(extent_id)
                     else:
                         self._dram.ledger.remove_extent(extent_id)
@@ -287,7 +288,7 @@ class NodeDisk:
                     # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
                     self._dram.drop([extent_id])
                     await self._remove([extent_id])
-                    self._directory.drop_extent.remote(extent_id)
+                    self._directory.drop_extent(extent_id)
                 return None
             except STORE_FAILURES as error:
                 self._refusals[failure_label(error)] += 1
@@ -306,7 +307,7 @@ class NodeDisk:
         async with self._making_room:
             shortage = self._tier.shortage(num_bytes)
             if shortage > 0:
-                gone = await ask(self._directory.evict.remote(self._store_id, "disk", shortage))
+                gone = await ask(self._directory.evict(self._store_id, "disk", shortage))
                 await self._remove(gone)
 
     async def _remove(self, extent_ids: Iterable[str]) -> None:
@@ -325,7 +326,7 @@ class NodeDisk:
                 self._counts["unusable_files"] += len(batch) - len(entries)
                 self._extents.update((entry.info.extent_id, entry) for entry in entries)
                 copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in entries]
-                refused = await ask(self._directory.adopt.remote(copies))
+                refused = await ask(self._directory.adopt(copies))
                 await self._remove(refused)
                 self._counts["found_extents"] += len(entries) - len(refused)
             await self._make_room(0)

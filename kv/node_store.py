@@ -19,6 +19,7 @@ import ray
 from ray import ObjectRef
 
 from kv.actor_calls import Actor, ask
+from kv.directory_client import DirectoryClient
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
@@ -63,19 +64,19 @@ class NodeStore:
         layer_groups: int = 1,
     ) -> None:
         self._store_id = store_id
-        self._directory = directory
+        self._directory = DirectoryClient(directory)
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         # What an earlier process of this store had in DRAM is lost with it. Waited for, since calls of an actor may
         # overtake one another. A directory that does not answer now is told everything when it does.
         self._directory_id: int | None = None
         try:
-            self._directory_id = await ask(directory.enroll.remote(store_id))
+            self._directory_id = await ask(self._directory.enroll(store_id))
         except STORE_FAILURES as error:
             logger.warning("the directory does not answer a store that starts: %s", error)
-        self._dram = DramTier(store_id, directory, dram_limit_bytes, self._demote)
+        self._dram = DramTier(store_id, self._directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
-        self._puller = Puller(store_id, directory, self._dram, pulls, self._stored)
+        self._puller = Puller(store_id, self._directory, self._dram, pulls, self._stored)
         self._disk = None if disk is None else await self._open_disk(disk)
         self._housekeeper = asyncio.create_task(self._keep_house())
 
@@ -204,7 +205,7 @@ class NodeStore:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
             try:
-                directory_id, gone = await ask(self._directory.keep_house.remote(self._store_id))
+                directory_id, gone = await ask(self._directory.keep_house(self._store_id))
                 self._dram.drop(gone["dram"])
                 if self._disk is not None:
                     await self._disk.drop(gone["disk"])
@@ -215,7 +216,7 @@ class NodeStore:
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
     async def _list_anew(self) -> None:
-        self._dram.drop(await ask(self._directory.adopt.remote(self._dram.copies())))
+        self._dram.drop(await ask(self._directory.adopt(self._dram.copies())))
         if self._disk is not None:
             await self._disk.list_anew()
         logger.warning("the directory is a new one; what the store of node %s has is listed anew", self._store_id)

@@ -39,7 +39,7 @@ from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.kv.disk.extents_to_write import mounted_disk
 from tests.reference import assert_greedy, load_reference
-from tests.store_cell import MIB, eventually, get, stats_of
+from tests.store_cell import MIB, eventually, get, look_up, stats_of, visible_blocks
 
 pytestmark = pytest.mark.cluster
 
@@ -154,13 +154,12 @@ class Cell:
 
     def visible(self, prompt: Sequence[int]) -> int:
         """Blocks of a prompt that are stored."""
-        num_blocks: int = get(self.directory.match_blocks.remote(self.keys(prompt)))
-        return num_blocks
+        return visible_blocks(self.directory, self.keys(prompt))
 
     def file_of(self, folder: Path, prompt: Sequence[int]) -> Path:
-        found = get(self.directory.lookup.remote(self.keys(prompt), LEASE_S))
+        found = look_up(self.directory, self.keys(prompt), LEASE_S)
         (piece,) = found.slices
-        get(self.directory.release.remote(found.lease_id))
+        get(self.directory.release.remote([found.lease_id]))
         (path,) = folder.glob(f"??/{piece.extent_id.rsplit('/', 1)[1]}.kv")
         return path
 
