@@ -315,7 +315,7 @@ def test_over_a_lowered_limit_goes_what_can_and_the_rest_once_it_is_released(
     get(store.set_limits.remote(0, 0))
     assert (stats_of(store).num_extents, disk_of(store).num_extents) == (1, 1)
     assert [setup.visible(chain(name, 12)) for name in "abc"] == [0, 12, 0]
-    get(setup.directory.release.remote(leased.lease_id))
+    get(setup.directory.release.remote([leased.lease_id]))
     eventually(lambda: (stats_of(store).used_bytes, disk_of(store).used_bytes) == (0, 0))
     assert files_in(folder) == []
     assert setup.visible(chain("b", 12)) == 0
