@@ -27,7 +27,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_files_that_are_named_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for path in re.findall(r"\b((?:app|actors|migrate|kv|tuning|load_tests|serve_configs|tests|docs)/[\w./-]*[\w/])", text):
+    for path in re.findall(
+        r"\b((?:app|actors|migrate|kv|tuning|load_tests|serve_configs|tests|docs)/[\w./-]*[\w/])", text
+    ):
         assert (ROOT / path).exists(), path
 
 

@@ -7,8 +7,8 @@ others with a ValueError.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Literal
 
 from tuning.pareto.space import Value
@@ -145,7 +145,7 @@ class Choice:
     """The configuration that was chosen."""
 
     rule: str
-    """By which rule, in words that follow "chosen was": "the cheapest configuration within the SLO"."""
+    """By which rule, in words that follow "It is": "the cheapest configuration within the limits"."""
     chosen: int | None
     """Its place in `JobReport.points`; None when no point meets the limits."""
     closest: int | None
@@ -243,6 +243,7 @@ class JobReport:
     """Date and time with the zone, ISO 8601."""
 
     def __post_init__(self) -> None:
+        _require_finite(self, "")
         names = {axis.name for axis in self.axes}
         everyone = [*self.points, *([self.baseline] if self.baseline is not None else [])]
         for each in everyone:
@@ -251,7 +252,6 @@ class JobReport:
                     f"point {each.point} has {len(each.objectives)} objectives and {len(each.slo_values)} values for "
                     f"limits; {len(self.objectives)} and {len(self.slos)} are needed"
                 )
-            _require_finite(str(each.point), (*each.objectives, *each.slo_values, each.bill.per_hour))
         for point in (*(each.point for each in everyone), *(each.point for each in (*self.skipped, *self.failed))):
             if point.keys() != names:
                 raise ValueError(f"point {point} must have just the keys of the axes: {', '.join(sorted(names))}")
@@ -270,7 +270,16 @@ def _finite_or_none(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _require_finite(owner: str, values: Iterable[float]) -> None:
-    for value in values:
-        if not math.isfinite(value):
-            raise ValueError(f"{owner}: {value} is not allowed: give finite numbers")
+def _require_finite(value: object, place: str) -> None:
+    """Of all that lies in it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place}={value} is not allowed: give finite numbers, or None where nothing was seen")
+    if isinstance(value, tuple):
+        for index, item in enumerate(value):
+            _require_finite(item, f"{place}[{index}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _require_finite(item, f"{place}.{key}")
+    elif is_dataclass(value):
+        for field in fields(value):
+            _require_finite(getattr(value, field.name), f"{place}.{field.name}" if place else field.name)

@@ -16,12 +16,11 @@ class DevicePool(RunTable):
     least recently used first, a prompt's last block before its first.
 
     Args:
-        num_ids: blocks are numbered from 0 to below this.
         keeps_prefixes: what is released can be found again.
     """
 
-    def __init__(self, num_ids: int, capacity_blocks: int, *, keeps_prefixes: bool = True) -> None:
-        super().__init__(num_ids if keeps_prefixes else 0)
+    def __init__(self, capacity_blocks: int, *, keeps_prefixes: bool = True) -> None:
+        super().__init__()
         self.capacity_blocks = capacity_blocks
         self.live_blocks = 0
         self.private_blocks = 0
@@ -50,15 +49,22 @@ class DevicePool(RunTable):
 
         False when there is no room; then nothing has changed.
         """
-        handles = self._runs_within(chain, matched) if matched else []
-        revived = sum(len(self._runs[handle]) for handle in handles if not self._holders[handle])
         new_blocks = num_blocks - matched
-        if self.held_blocks + revived + new_blocks > self.capacity_blocks:
+        held_blocks = self.live_blocks + self.private_blocks + new_blocks
+        if matched:
+            # Counted before anything is cut: what is cached is to stay in its order where there is no room.
+            holders, run_of = self._holders, self._run_of
+            held_blocks += sum(not holders[run_of[block]] for block in chain[:matched])
+        if held_blocks > self.capacity_blocks:
             return False
-        self._hold(handles)
+        if matched:
+            self._hold(self._runs_within(chain, matched))
         self.private_blocks += new_blocks
-        self._evict(-self.free_blocks)
-        self.peak_held_blocks = max(self.peak_held_blocks, self.held_blocks)
+        shortage = held_blocks + self.cached_blocks - self.capacity_blocks
+        if shortage > 0:
+            self._evict(shortage)
+        if held_blocks > self.peak_held_blocks:
+            self.peak_held_blocks = held_blocks
         return True
 
     def keep(self, chain: Sequence[int], matched: int, stop: int) -> int:
@@ -105,8 +111,7 @@ class DevicePool(RunTable):
             self._holders[handle] += 1
 
     def _evict(self, shortage: int) -> None:
-        if shortage <= 0:
-            return
+        """Forget so many cached blocks; there are enough."""
         self.cached_blocks -= shortage
         gone = []
         for handle in self._cached.victims(0.0):

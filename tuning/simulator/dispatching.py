@@ -56,8 +56,8 @@ class Dispatching:
     def can_ever_run(self, row: int) -> bool:
         """Whether a request fits on empty instances. All of a kind are alike."""
         return (
-            self._prompts.num_blocks(row) <= self._prefill[0].pool.capacity_blocks
-            and self._prompts.lifetime_blocks(row) <= self._decode[0].pool.capacity_blocks
+            self._prompts.num_blocks[row] <= self._prefill[0].pool.capacity_blocks
+            and self._prompts.lifetime_blocks[row] <= self._decode[0].pool.capacity_blocks
         )
 
     def offer(self, now_s: float, row: int, stored_blocks: int) -> None:
@@ -83,7 +83,7 @@ class Dispatching:
         """The first token was the only one: what was promised on the decode instance is not needed."""
         self._reservations.release_decode(str(row))
         instance.reserved_requests -= 1
-        instance.reserved_blocks -= self._prompts.lifetime_blocks(row)
+        instance.reserved_blocks -= self._prompts.lifetime_blocks[row]
 
     def off_decode(self, instance: Instance) -> None:
         """It holds them no more."""
@@ -91,7 +91,7 @@ class Dispatching:
 
     def _admit(self, now_s: float, row: int, stored_blocks: int) -> bool:
         limit = self._max_running_requests
-        lifetime_blocks = self._prompts.lifetime_blocks(row)
+        lifetime_blocks = self._prompts.lifetime_blocks[row]
         roomy = [
             self._reservations.view(instance.load())
             for instance in self._decode
@@ -107,7 +107,7 @@ class Dispatching:
             str(row),
             uncached_tokens,
             input_tokens,
-            prompts.num_blocks(row),
+            prompts.num_blocks[row],
             self._keys(row) if self._wants_keys else (),
             lifetime_blocks,
         )
@@ -139,5 +139,5 @@ class Dispatching:
         return self._by_id[self._policy.choose(request, views)], decode
 
     def _keys(self, row: int) -> tuple[bytes, ...]:
-        findable = self._prompts.findable_blocks(row)
+        findable = self._prompts.findable_blocks[row]
         return tuple(block.to_bytes(_KEY_BYTES, "big") for block in self._prompts.chain(row)[:findable])

@@ -28,9 +28,7 @@ class Flow:
         self.prompts = Prompts(trace, settings.partial_blocks)
         self._token_bytes = timing.model.kv_bytes_per_token
         block_bytes = self.prompts.block_tokens * self._token_bytes
-        self.store = Store(
-            settings, self.prompts.num_ids, block_bytes, groups_of_trace(trace, settings.policy), self.events
-        )
+        self.store = Store(settings, block_bytes, groups_of_trace(trace, settings.policy), self.events)
         self.timing = timing
         self.settings = settings
         self.reader = PrefixReader(self.prompts, self.store, timing, self.outcomes, settings.max_batch_tokens)
@@ -43,7 +41,7 @@ class Flow:
         num_blocks = self.settings.device_pool_blocks
         if num_blocks is None:
             num_blocks = max(1, self.timing.kv_pool_tokens() // self.prompts.block_tokens)
-        return DevicePool(self.prompts.num_ids, num_blocks, keeps_prefixes=self.settings.local_prefix_cache)
+        return DevicePool(num_blocks, keeps_prefixes=self.settings.local_prefix_cache)
 
     def batch(self) -> DecodeBatch:
         """An empty batch of an instance that decodes."""
@@ -61,7 +59,7 @@ class Flow:
         if store.is_there:
             store.expire(now_s)
             chain = self.prompts.chain(row)
-            matched = store.matched(chain, 0, self.prompts.findable_blocks(row))
+            matched = store.matched(chain, 0, self.prompts.findable_blocks[row])
             store.prefetch(row, chain, matched, now_s)
         self.dispatching.offer(now_s, row, matched)
 
@@ -72,7 +70,7 @@ class Flow:
     def note_first_token(self, now_s: float, instance: Instance, begun: Begun) -> None:
         """A prefill is done: its blocks can be found on the instance."""
         prompts = self.prompts
-        instance.pool.keep(prompts.chain(begun.row), begun.matched_blocks, prompts.findable_blocks(begun.row))
+        instance.pool.keep(prompts.chain(begun.row), begun.matched_blocks, prompts.findable_blocks[begun.row])
         self.outcomes.first_token_s[begun.row] = now_s
         self.dispatching.first_token(begun.row)
 
@@ -80,7 +78,7 @@ class Flow:
         """Bring what a prefill has computed to the store, layer by layer; when all is there."""
         prompts, store = self.prompts, self.store
         num_layers = self.timing.model.num_layers
-        chain, findable = prompts.chain(begun.row), prompts.findable_blocks(begun.row)
+        chain, findable = prompts.chain(begun.row), prompts.findable_blocks[begun.row]
         num_bytes = store.missing_blocks(chain, findable) * store.block_bytes + tail_tokens * self._token_bytes
         if not num_bytes:
             return now_s
@@ -91,8 +89,8 @@ class Flow:
     def free_and_store_answer(self, now_s: float, instance: Instance, row: int) -> None:
         """A request has had its last token on `instance`, which holds its blocks."""
         prompts, store, pool = self.prompts, self.store, instance.pool
-        chain, findable = prompts.chain(row), prompts.findable_blocks(row)
-        lifetime = prompts.lifetime_blocks(row)
+        chain, findable = prompts.chain(row), prompts.findable_blocks[row]
+        lifetime = prompts.lifetime_blocks[row]
         ids, num_nameless = prompts.answer_blocks(row)
         start = prompts.input_tokens[row] // prompts.block_tokens
         if ids and findable == start and self.settings.local_prefix_cache:
@@ -119,7 +117,7 @@ class Flow:
     def put(self, now_s: float, row: int) -> None:
         """A prompt's blocks have been written."""
         if self.store.is_there:
-            self.store.put(self.prompts.chain(row), self.prompts.findable_blocks(row), 0, now_s)
+            self.store.put(self.prompts.chain(row), self.prompts.findable_blocks[row], 0, now_s)
 
     def hand_over(self, now_s: float, row: int, matched_blocks: int, instance: Instance) -> float:
         """Bring a prompt to `instance`, which has its first blocks; when it is there."""

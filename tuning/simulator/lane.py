@@ -54,7 +54,9 @@ class Lane:
             self.waited_s += begin_s - earliest_s
         else:
             begin_s = earliest_s
-        duration_s = self.duration_s(num_bytes)
+        duration_s = num_bytes * self._s_per_byte
+        if self._s_per_operation:
+            duration_s = self.duration_s(num_bytes)
         self.busy_s += duration_s
         self.num_bytes += num_bytes
         self.free_s = end_s = begin_s + duration_s

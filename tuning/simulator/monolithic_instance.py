@@ -83,7 +83,7 @@ class MonolithicInstance(Instance):
         batch.now_s = now_s
         if self._begun is None and self._queue:
             row = self._queue[0]
-            extra_blocks = self._prompts.lifetime_blocks(row) - self._prompts.num_blocks(row)
+            extra_blocks = self._prompts.lifetime_blocks[row] - self._prompts.num_blocks[row]
             self._begun = self._reader.begin(
                 row, self.pool, self.link_in, now_s, extra_blocks, batch.size, batch.context_tokens
             )

@@ -57,9 +57,9 @@ class PrefixReader:
             extra_blocks: to hold beside the prompt's.
         """
         prompts, store = self._prompts, self._store
-        chain, stop = prompts.chain(row), prompts.findable_blocks(row)
+        chain, stop = prompts.chain(row), prompts.findable_blocks[row]
         matched = pool.match(chain, stop)
-        if not pool.take(chain, matched, prompts.num_blocks(row) + extra_blocks):
+        if not pool.take(chain, matched, prompts.num_blocks[row] + extra_blocks):
             return None
         input_tokens, block_tokens = prompts.input_tokens[row], prompts.block_tokens
         hit, fetch_s, start_s = matched, 0.0, now_s
@@ -67,7 +67,9 @@ class PrefixReader:
         if store.is_there:
             store.expire(now_s)
             segments, staged_ready_s = store.segments(row, chain, matched, stop)
-            store.use(chain, segments[-1].stop if segments else matched, now_s)
+            found = segments[-1].stop if segments else matched
+            if found:
+                store.use(chain, found, now_s)
             if segments:
                 hit = self._worth_fetching(row, matched, segments, staged_ready_s, link, now_s)
                 fetched = _up_to(segments, hit)

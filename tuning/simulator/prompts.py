@@ -21,15 +21,24 @@ class Prompts:
     """
 
     def __init__(self, trace: Trace, partial_blocks: Literal["miss", "hit"]) -> None:
-        self.num_ids = trace.num_ids
         self.block_tokens = trace.block_tokens or BLOCK_TOKENS_UNKNOWN
         self.input_tokens: list[int] = trace.input_tokens.tolist()
-        # An answer has at least the token that ends it.
-        self.output_tokens: list[int] = np.maximum(trace.output_tokens, 1).tolist()
+        # An answer has at least the token that ends it, whose KV is never computed.
+        output_tokens = np.maximum(trace.output_tokens, 1)
+        self.output_tokens: list[int] = output_tokens.tolist()
+        self.num_blocks: list[int] = (-(-trace.input_tokens // self.block_tokens)).tolist()
+        """Of each prompt, a partly filled last one included."""
+        self.lifetime_blocks: list[int] = (-(-(trace.input_tokens + output_tokens - 1) // self.block_tokens)).tolist()
+        """Of each prompt and its answer."""
+        self.findable_blocks: list[int] = [0] * len(trace)
+        """Of each prompt: those that can be found again."""
+        if trace.has_reuse and partial_blocks == "hit":
+            self.findable_blocks = self.num_blocks
+        elif trace.has_reuse:
+            self.findable_blocks = (trace.input_tokens // self.block_tokens).tolist()
         self._has_reuse = trace.has_reuse
         self._offsets = trace.block_offsets
         self._ids = trace.block_ids
-        self._round_up = partial_blocks == "hit"
         self._child_of = _first_children(trace)
         self._chains: dict[int, list[int]] = {}
 
@@ -43,21 +52,6 @@ class Prompts:
     def forget(self, row: int) -> None:
         """A request has ended."""
         self._chains.pop(row, None)
-
-    def num_blocks(self, row: int) -> int:
-        """Of a prompt, a partly filled last one included."""
-        return -(-self.input_tokens[row] // self.block_tokens)
-
-    def findable_blocks(self, row: int) -> int:
-        """Of a prompt: those that can be found again."""
-        if not self._has_reuse:
-            return 0
-        tokens = self.input_tokens[row]
-        return -(-tokens // self.block_tokens) if self._round_up else tokens // self.block_tokens
-
-    def lifetime_blocks(self, row: int) -> int:
-        """Of a prompt and its answer. The last token's KV is never computed."""
-        return -(-(self.input_tokens[row] + self.output_tokens[row] - 1) // self.block_tokens)
 
     def answer_blocks(self, row: int) -> tuple[Sequence[int], int]:
         """The full blocks that an answer fills.

@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
-
-NOWHERE: Final = -1
 
 
 def compact(blocks: Sequence[int]) -> Sequence[int]:
@@ -26,20 +23,16 @@ def compact(blocks: Sequence[int]) -> Sequence[int]:
 
 
 class RunTable:
-    """Runs by handle. Ids below 0 are blocks that no prompt asks for: they take room and are never found.
+    """Runs by handle. Ids below 0 are blocks that no prompt asks for: they take room and are never found."""
 
-    Args:
-        num_ids: blocks are numbered from 0 to below this.
-    """
-
-    def __init__(self, num_ids: int) -> None:
-        self._run_of = [NOWHERE] * num_ids
+    def __init__(self) -> None:
+        self._run_of: dict[int, int] = {}
         self._runs: dict[int, Sequence[int]] = {}
         self._next_handle = 0
 
     def has(self, block: int) -> bool:
         """Whether a block is here."""
-        return self._run_of[block] >= 0
+        return block in self._run_of
 
     def matched(self, chain: Sequence[int], start: int, stop: int) -> int:
         """Where the blocks `chain[start:stop]` that follow each other here end; `start` where the first is missing.
@@ -47,17 +40,17 @@ class RunTable:
         Args:
             chain: a prompt's blocks from its first one on.
         """
-        run_of = self._run_of
+        run_of = self._run_of.get
         runs = self._runs
         while start < stop:
-            handle = run_of[chain[start]]
-            if handle < 0:
+            handle = run_of(chain[start])
+            if handle is None:
                 return start
             blocks = runs[handle]
-            # Mostly the whole run: it is looked at from its first block, and the prompt has its last one.
+            # Mostly the whole run: from its first block on, and with its last one where it must be if none is skipped.
             last = blocks[-1]
             end = start + len(blocks)
-            if end <= stop and chain[end - 1] == last:
+            if end <= stop and chain[end - 1] == last and chain[start] == blocks[0]:
                 start = end
             elif chain[start] == last:
                 start += 1
@@ -68,7 +61,7 @@ class RunTable:
     def missing(self, chain: Sequence[int], start: int, stop: int) -> int:
         """Where the blocks `chain[start:stop]` that follow each other and are not here end."""
         run_of = self._run_of
-        while start < stop and run_of[chain[start]] < 0:
+        while start < stop and chain[start] not in run_of:
             start += 1
         return start
 
@@ -86,13 +79,13 @@ class RunTable:
 
     def _runs_within(self, chain: Sequence[int], stop: int) -> list[int]:
         """Handles of the runs that hold `chain[:stop]`, in this order; one that sticks out is cut first."""
-        run_of = self._run_of
+        run_of = self._run_of.get
         runs = self._runs
         handles = []
         index = 0
         while index < stop:
-            handle = run_of[chain[index]]
-            if handle < 0:
+            handle = run_of(chain[index])
+            if handle is None:
                 index += 1
                 continue
             blocks = runs[handle]
@@ -110,7 +103,8 @@ class RunTable:
         self._next_handle += 1
         blocks = compact(blocks)
         self._runs[handle] = blocks
-        self._point(blocks, handle)
+        if blocks[0] >= 0:
+            self._run_of.update(dict.fromkeys(blocks, handle))
         return handle
 
     def _cut(self, handle: int, count: int) -> int:
@@ -122,22 +116,19 @@ class RunTable:
     def _drop(self, handle: int) -> int:
         """Forget a run; how many blocks it had."""
         blocks = self._runs.pop(handle)
-        self._point(blocks, NOWHERE)
+        self._unpoint(blocks)
         return len(blocks)
 
     def _shorten(self, handle: int, count: int, from_front: bool) -> None:
         """Forget `count` blocks at one end of a longer run."""
         blocks = self._runs[handle]
-        gone, left = (blocks[:count], blocks[count:]) if from_front else (blocks[-count:], blocks[:-count])
-        self._runs[handle] = left
-        self._point(gone, NOWHERE)
+        gone, self._runs[handle] = (
+            (blocks[:count], blocks[count:]) if from_front else (blocks[-count:], blocks[:-count])
+        )
+        self._unpoint(gone)
 
-    def _point(self, blocks: Sequence[int], handle: int) -> None:
-        if blocks[0] < 0:
-            return
-        if type(blocks) is range:
-            self._run_of[blocks.start : blocks.stop] = [handle] * len(blocks)
-            return
-        run_of = self._run_of
-        for block in blocks:
-            run_of[block] = handle
+    def _unpoint(self, blocks: Sequence[int]) -> None:
+        if blocks[0] >= 0:
+            run_of = self._run_of
+            for block in blocks:
+                del run_of[block]

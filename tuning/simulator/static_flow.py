@@ -72,7 +72,7 @@ class StaticFlow(Flow):
         row, prompts = begun.row, self.prompts
         self.note_first_token(now_s, instance, begun)
         is_over = prompts.output_tokens[row] == 1
-        tail_tokens = prompts.input_tokens[row] - prompts.findable_blocks(row) * prompts.block_tokens
+        tail_tokens = prompts.input_tokens[row] - prompts.findable_blocks[row] * prompts.block_tokens
         if is_over:
             tail_tokens = 0
         written_s = now_s
@@ -88,10 +88,10 @@ class StaticFlow(Flow):
         self.put(now_s, row)
         del self._writing[row]
         prompts = self.prompts
-        chain, findable = prompts.chain(row), prompts.findable_blocks(row)
+        chain, findable = prompts.chain(row), prompts.findable_blocks[row]
         prefill = self.prefill[self.outcomes.prefill_instance[row]]
         held = findable if self.settings.local_prefix_cache else 0
-        prefill.pool.release(chain, held, prompts.num_blocks(row) - held)
+        prefill.pool.release(chain, held, prompts.num_blocks[row] - held)
         if prompts.output_tokens[row] > 1:
             self._hand_over(now_s, row)
         else:
@@ -101,8 +101,8 @@ class StaticFlow(Flow):
     def _hand_over(self, now_s: float, row: int) -> None:
         prompts, decode = self.prompts, self._decode_of(row)
         chain = prompts.chain(row)
-        matched = decode.pool.match(chain, prompts.findable_blocks(row))
-        if not decode.pool.take(chain, matched, prompts.lifetime_blocks(row)):
+        matched = decode.pool.match(chain, prompts.findable_blocks[row])
+        if not decode.pool.take(chain, matched, prompts.lifetime_blocks[row]):
             raise RuntimeError(f"request {row} was admitted to {decode.worker_id}, which has no room for it")
         self.dispatching.on_decode(row, decode)
         self._matched[row] = matched
@@ -110,5 +110,5 @@ class StaticFlow(Flow):
 
     def _on_joined(self, now_s: float, row: int) -> None:
         prompts, decode = self.prompts, self._decode_of(row)
-        decode.pool.keep(prompts.chain(row), self._matched.pop(row), prompts.findable_blocks(row))
+        decode.pool.keep(prompts.chain(row), self._matched.pop(row), prompts.findable_blocks[row])
         decode.join(now_s, row, prompts.input_tokens[row] + 1, prompts.output_tokens[row] - 1)

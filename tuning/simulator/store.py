@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kv.policy.policy_file import make_policy
+from kv.policy.interface import EvictionPolicy
+from kv.policy.lfu import LfuPolicy
+from kv.policy.lru import LruPolicy
+from kv.policy.policy_file import PolicySpec, make_policy
 from tuning.simulator.events import STORED, EventQueue
 from tuning.simulator.lane import Lane, submit_through
 from tuning.simulator.settings import SimulationSettings
@@ -75,14 +78,13 @@ class Store:
     def __init__(
         self,
         settings: SimulationSettings,
-        num_ids: int,
         block_bytes: int,
         groups: Sequence[int] | None,
         events: EventQueue,
     ) -> None:
         self.block_bytes = block_bytes
-        self.dram = _tier(settings, num_ids, settings.dram_bytes // block_bytes, groups)
-        self.disk = _tier(settings, num_ids, settings.disk_bytes // block_bytes, groups)
+        self.dram = _tier(settings, settings.dram_bytes // block_bytes, groups)
+        self.disk = _tier(settings, settings.disk_bytes // block_bytes, groups)
         self.dram_read = Lane(settings.dram_read_bytes_per_s)
         self.dram_write = Lane(settings.dram_write_bytes_per_s)
         self.disk_read = Lane(settings.disk_read_bytes_per_s, settings.disk_iops, settings.disk_operation_bytes)
@@ -96,7 +98,7 @@ class Store:
         self._staged: dict[int, _Staged] = {}
         self._promotions = _Promotions()
         self._events = events
-        self.write_behind = WriteBehind(settings, num_ids if self._has_disk else 0, self, events)
+        self.write_behind = WriteBehind(settings, self, events)
 
     @property
     def is_there(self) -> bool:
@@ -213,10 +215,13 @@ class Store:
         What has expired of it, and was not looked for since, is used again, as in the live directory.
         """
         if self._has_dram:
-            self.dram.put(chain, stop, now_s)
-            self.dram.put_nameless(num_nameless, now_s)
+            if stop:
+                self.dram.put(chain, stop, now_s)
+            if num_nameless:
+                self.dram.put_nameless(num_nameless, now_s)
         if self._has_disk:
-            self.disk.use(chain, stop, now_s)
+            if stop:
+                self.disk.use(chain, stop, now_s)
             self.write_behind.stored(chain, stop, num_nameless, now_s)
 
     def _read_disk(
@@ -255,12 +260,20 @@ class Store:
             self.moved.dram_promoted += self.dram.put_missing(blocks, now_s) * self.block_bytes
 
 
-def _tier(settings: SimulationSettings, num_ids: int, capacity_blocks: int, groups: Sequence[int] | None) -> TierBlocks:
+def _tier(settings: SimulationSettings, capacity_blocks: int, groups: Sequence[int] | None) -> TierBlocks:
     return TierBlocks(
-        num_ids,
         capacity_blocks,
-        make_policy(settings.policy)[0],
+        _policy(settings.policy),
         group_of_block=groups,
         counts_uses=settings.policy.eviction == "lfu",
         front_first=settings.touch_order == "front_to_back",
     )
+
+
+def _policy(spec: PolicySpec) -> EvictionPolicy:
+    """The policy that a spec is for, without the layer that looks after times-to-live where there are none: its TTLs
+    do not change during a run, so it would only pass everything on."""
+    policy = make_policy(spec)[0]
+    if any(ttl_s is not None for ttl_s in spec.ttls_s):
+        return policy
+    return LfuPolicy() if spec.eviction == "lfu" else LruPolicy()

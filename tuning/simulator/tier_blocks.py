@@ -19,7 +19,6 @@ class TierBlocks(RunTable):
     added, as the live store makes room for an extent: under LFU a put does not throw out what it has just brought.
 
     Args:
-        num_ids: blocks are numbered from 0 to below this.
         capacity_blocks: it never holds more.
         policy: empty, and from now on driven by this object alone.
         group_of_block: group numbers by block id; None where there are no groups. An id below 0 is of group 0.
@@ -29,7 +28,6 @@ class TierBlocks(RunTable):
 
     def __init__(
         self,
-        num_ids: int,
         capacity_blocks: int,
         policy: EvictionPolicy,
         *,
@@ -37,7 +35,7 @@ class TierBlocks(RunTable):
         counts_uses: bool = False,
         front_first: bool = False,
     ) -> None:
-        super().__init__(num_ids)
+        super().__init__()
         self.capacity_blocks = capacity_blocks
         self.used_blocks = 0
         self.peak_blocks = 0
@@ -102,11 +100,9 @@ class TierBlocks(RunTable):
     def put_nameless(self, num_blocks: int, now_s: float) -> None:
         """Add blocks that no prompt of the trace will ask for."""
         self._now_s = now_s
-        num_blocks = min(num_blocks, self.capacity_blocks)
-        if num_blocks > 0:
-            stop = self._first_nameless
-            self._first_nameless -= num_blocks
-            self._insert(range(self._first_nameless, stop), ())
+        stop = self._first_nameless
+        self._first_nameless -= num_blocks
+        self._insert(range(self._first_nameless, stop), ())
 
     def expire(self, now_s: float) -> None:
         """Forget what has outlived its time-to-live."""

@@ -20,14 +20,14 @@ class WriteBehind:
     writes what has to leave before its turn.
     """
 
-    def __init__(self, settings: SimulationSettings, num_ids: int, store: Store, events: EventQueue) -> None:
+    def __init__(self, settings: SimulationSettings, store: Store, events: EventQueue) -> None:
         self.refused_blocks = 0
         """That found the queue full."""
         self._admission = settings.disk_admission
         self._limit_bytes = settings.disk_write_queue_bytes
         self._store = store
         self._events = events
-        self._is_waiting = bytearray(num_ids)
+        self._waiting: set[int] = set()
         self._waiting_bytes = 0
         self._jobs: dict[int, tuple[list[int], int]] = {}
         self._next_job = 0
@@ -44,13 +44,14 @@ class WriteBehind:
 
     def _not_on_disk(self, chain: Sequence[int], stop: int) -> list[int]:
         disk = self._store.disk
-        is_waiting = self._is_waiting
+        waiting = self._waiting
         blocks: list[int] = []
         start = 0
         while start < stop:
             end = disk.matched(chain, start, stop)
             start = disk.missing(chain, end, stop)
-            blocks += [block for block in chain[end:start] if not is_waiting[block]]
+            if start > end:
+                blocks += [block for block in chain[end:start] if block not in waiting]
         return blocks
 
     def _enqueue(self, blocks: list[int], num_nameless: int, now_s: float) -> None:
@@ -63,8 +64,7 @@ class WriteBehind:
             self.refused_blocks += num_blocks
             return
         self._waiting_bytes += num_bytes
-        for block in blocks:
-            self._is_waiting[block] = 1
+        self._waiting.update(blocks)
         store.moved.dram_to_disk += num_bytes
         _, end_s = submit_through(store.dram_read, store.disk_write, now_s, num_bytes)
         self._jobs[self._next_job] = blocks, num_nameless
@@ -75,7 +75,8 @@ class WriteBehind:
         blocks, num_nameless = self._jobs.pop(job)
         store = self._store
         self._waiting_bytes -= (len(blocks) + num_nameless) * store.block_bytes
-        for block in blocks:
-            self._is_waiting[block] = 0
-        store.disk.put_missing(blocks, now_s)
-        store.disk.put_nameless(num_nameless, now_s)
+        self._waiting.difference_update(blocks)
+        if blocks:
+            store.disk.put_missing(blocks, now_s)
+        if num_nameless:
+            store.disk.put_nameless(num_nameless, now_s)

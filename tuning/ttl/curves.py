@@ -95,11 +95,6 @@ def reuse_curves(uses: BlockUses, group_of_block: NDArray[np.int32], num_groups:
     )
 
 
-def total_hits(curves: Sequence[ReuseCurve], ttls_s: Sequence[float]) -> int:
-    """Hits of all groups, each with its TTL."""
-    return sum(curve.hits(ttl_s) for curve, ttl_s in zip(curves, ttls_s, strict=True))
-
-
 def total_block_s(curves: Sequence[ReuseCurve], ttls_s: Sequence[float]) -> float:
     """Block-seconds of all groups, each with its TTL."""
     return math.fsum(curve.block_s(ttl_s) for curve, ttl_s in zip(curves, ttls_s, strict=True))

@@ -33,11 +33,6 @@ class BlockUses:
     next_interval_s: NDArray[np.float64]
     """[M]: to the next use; infinite at a block's last use."""
 
-    @property
-    def count_of_block(self) -> NDArray[np.int64]:
-        """Uses by block id, [num_ids]."""
-        return np.bincount(self.block_ids, minlength=self.num_ids)
-
 
 def block_uses(trace: Trace, partial_blocks: PartialBlocks = "hit") -> BlockUses:
     """The uses of a trace's blocks.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.policy.groups import GroupTable
@@ -13,6 +13,7 @@ from tuning.ttl.groups import group_of_block, group_roots
 
 
 @given(traces(), st.data())
+@settings(deadline=None, max_examples=60)
 def test_blocks_belong_to_the_deepest_root_as_in_the_live_store(trace: Trace, data: st.DataObject) -> None:
     roots = data.draw(st.lists(st.integers(0, trace.num_ids - 1), unique=True, max_size=4))
     table = GroupTable((str(root), root.to_bytes(32, "big")) for root in roots)
@@ -61,6 +62,7 @@ def test_without_reuse_there_is_no_group() -> None:
 
 
 @given(traces(), st.sampled_from((0.3, 0.9, 1.0)), st.integers(0, 5))
+@settings(deadline=None, max_examples=60)
 def test_no_group_lies_in_another(trace: Trace, coverage: float, max_groups: int) -> None:
     roots = group_roots(trace, coverage=coverage, max_groups=max_groups)
     assert len(roots) <= max_groups

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.policy.groups import GroupTable
@@ -28,6 +28,7 @@ TTLS_S = st.sampled_from((0.0, 0.001, 0.25, 0.3, 60.0, None))
 
 
 @given(traces(), TTLS_S, TTLS_S, st.data())
+@settings(deadline=None, max_examples=60)
 def test_hits_are_what_is_there_with_all_before_it(
     trace: Trace, rest_s: float | None, group_s: float | None, data: st.DataObject
 ) -> None:
@@ -49,6 +50,7 @@ def test_hits_are_what_is_there_with_all_before_it(
 
 
 @given(traces(), st.integers(0, 70), st.data())
+@settings(deadline=None, max_examples=60)
 def test_what_is_held_moment_by_moment(trace: Trace, ttl_s: int, data: st.DataObject) -> None:
     trace = trace.scaled(0.001)  # milliseconds become seconds
     first_request = data.draw(st.integers(0, len(trace) - 1))
@@ -88,6 +90,7 @@ def test_a_suffix_without_its_prefix_is_no_hit() -> None:
 
 
 @given(traces(), st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
 def test_lru_in_a_pool(trace: Trace, capacity_blocks: int) -> None:
     """The last used at the end of a list; of one prompt the first block is the last to go."""
     here: list[int] = []
@@ -109,6 +112,7 @@ def test_a_pool_without_a_size_is_refused() -> None:
 
 
 @given(traces(), st.floats(0, 200), st.data())
+@settings(deadline=None, max_examples=60)
 def test_the_live_store_s_policy_does_with_the_file_what_the_plan_says(
     trace: Trace, budget_block_s: float, data: st.DataObject
 ) -> None:

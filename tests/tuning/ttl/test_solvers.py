@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.ttl.curves import ReuseCurve, total_block_s, total_hits
+from tuning.ttl.curves import ReuseCurve, total_block_s
 from tuning.ttl.greedy import greedy_choices
 from tuning.ttl.plan import GroupTtlPlan, solve
 from tuning.ttl.rounding import block_s_of_choices, fitting_choices, hits_of_choices, spend_rest
@@ -25,6 +25,10 @@ def curve(intervals_s: Sequence[float], num_blocks: int) -> ReuseCurve:
 
 CURVES = st.lists(st.builds(curve, st.lists(st.integers(0, 20), max_size=5), st.integers(1, 4)), min_size=1, max_size=4)
 BUDGETS_BLOCK_S = st.integers(0, 250).map(float)
+
+
+def total_hits(curves: Sequence[ReuseCurve], ttls_s: Sequence[float]) -> int:
+    return sum(each.hits(ttl_s) for each, ttl_s in zip(curves, ttls_s, strict=True))
 
 
 def most_hits(curves: Sequence[ReuseCurve], budget_block_s: float) -> int:
@@ -62,6 +66,7 @@ def test_plans_are_near_the_optimum_and_never_below_a_simpler_one(
 
 
 @given(CURVES, BUDGETS_BLOCK_S)
+@settings(deadline=None, max_examples=60)
 def test_the_uniform_ttl_is_the_best_single_one(curves: list[ReuseCurve], budget_block_s: float) -> None:
     ttl_s = uniform_ttl_s(curves, budget_block_s)
     fitting = [other for other in range(21) if total_block_s(curves, [other] * len(curves)) <= budget_block_s]
@@ -151,6 +156,7 @@ def test_very_many_groups_are_left_to_the_greedy() -> None:
 
 
 @given(CURVES, st.lists(st.floats(-1, 40), min_size=4, max_size=4), BUDGETS_BLOCK_S)
+@settings(deadline=None, max_examples=60)
 def test_any_ttls_are_made_to_fit(curves: list[ReuseCurve], ttls_s: list[float], budget_block_s: float) -> None:
     proposed = np.array(ttls_s[: len(curves)])
     choices = fitting_choices(curves, proposed, budget_block_s)

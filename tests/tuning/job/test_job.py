@@ -1,0 +1,141 @@
+"""The whole job in this machine's processes: what it writes, and what it says of what it can't use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from app.serve_config import read_serve_config
+from kv.policy.policy_file import load
+from tests.tuning.job.job_runs import arguments, make_files, run
+from tuning.job.job import CHOSEN, NOTHING_FEASIBLE, UNUSABLE, main
+from tuning.report.content import JobReport
+
+OBJECTIVES = ("ttft_mean_s", "minus_tokens_per_s", "cost")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_files(folder)
+    make_files(folder, ".csv")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> JobReport:
+    """Of one run with a limit that some points break."""
+    status, report = run(folder, "--budget-per-hour", "4.2", "--choose", "fastest")
+    assert status == CHOSEN
+    return report
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return pq.read_table(folder / "out" / "front.parquet").to_pylist()  # type: ignore[no-any-return]
+
+
+def test_the_front_is_what_no_other_feasible_point_beats(folder: Path, report: JobReport) -> None:
+    table = rows(folder)
+    assert len(table) == len(report.points) == 10
+    assert {row["feasible"] for row in table} == {True, False}
+    for row in table:
+        assert row["feasible"] == (row["cost_per_hour"] <= 4.2)
+        mine = [row[name] for name in OBJECTIVES]
+        others = [[other[name] for name in OBJECTIVES] for other in table if other["feasible"]]
+        is_beaten = any(all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in others)
+        if row["on_front"]:
+            assert row["feasible"]
+            assert not is_beaten
+        else:
+            assert not row["feasible"] or is_beaten or others.count(mine) > 1
+
+
+def test_cost_is_that_of_devices_and_store_for_as_long_as_the_trace_takes(folder: Path, report: JobReport) -> None:
+    for row in rows(folder):
+        disk = (0.08 * row["disk_gib"] + 77000 * 0.005 + 1875 * 0.04) / 730 if row["disk_gib"] else 0.0
+        assert row["cost_per_hour"] == pytest.approx(3.431 + 0.003417 * row["dram_gib"] + disk)
+        assert row["cost"] == pytest.approx(row["cost_per_hour"] * row["makespan_s"] / 3600)
+
+
+def test_the_fastest_feasible_point_becomes_a_configuration_that_the_app_takes(folder: Path, report: JobReport) -> None:
+    fastest = min((row for row in rows(folder) if row["feasible"]), key=lambda row: float(row["ttft_mean_s"]))
+    assert report.choice.chosen is not None
+    assert report.points[report.choice.chosen].point == {name: fastest[name] for name in ("dram_gib", "disk_gib")}
+    settings = read_serve_config(str(folder / "out" / "serve_config.yaml")).settings
+    assert settings.mode == "monolithic"
+    assert (settings.store.dram_gib, settings.store.disk.limit_gib) == (fastest["dram_gib"], fastest["disk_gib"])
+    policy = load((folder / "out" / "ttl_policy.json").read_text())
+    assert settings.store.policy() == policy
+
+
+def test_the_baseline_is_evaluated_and_reported(folder: Path, report: JobReport) -> None:
+    assert report.baseline is not None
+    assert report.baseline.point == {"dram_gib": 48, "disk_gib": 0}
+    row = next(row for row in rows(folder) if (row["dram_gib"], row["disk_gib"]) == (48, 0))
+    assert report.baseline.objectives == (row["ttft_mean_s"], -row["minus_tokens_per_s"], row["cost"])
+    assert report.baseline.bill.per_hour == pytest.approx(row["cost_per_hour"])
+    assert "fixed 48 GiB of DRAM" in (folder / "out" / "report.html").read_text()
+
+
+def test_a_folder_with_another_study_is_refused(
+    folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--budget-per-hour", "4.2", "--rate-factor", "2")
+    assert main(arguments(folder, *given)) == UNUSABLE
+    assert "begun with another rate factor: give another --out" in capsys.readouterr().err
+
+
+def test_limits_that_nothing_keeps_give_the_closest_point(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = run(folder, "--slo-ttft-s", "0.001", "--slo", "mean", "--evaluations", "4", out="unmet")
+    assert status == NOTHING_FEASIBLE
+    ttfts_s = [each.objectives[0] for each in found.points]
+    assert found.choice.chosen is None
+    assert found.choice.closest == ttfts_s.index(min(ttfts_s))
+    said = capsys.readouterr().err
+    assert "none of 4 points keeps the limits" in said
+    assert f"is over its limit of 0.001 by {min(ttfts_s) - 0.001:.4g}" in said
+    assert not (folder / "unmet" / "serve_config.yaml").exists()
+
+
+def test_without_reuse_information_only_instances_are_searched(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = run(folder, "--instances", "1:3:1", "--evaluations", "3", out="azure", trace="trace.csv")
+    assert status == CHOSEN
+    assert [axis.name for axis in found.axes] == ["monolithic_instances"]
+    assert "nothing hits, and they only cost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--trace", "nowhere.jsonl"), "nowhere.jsonl: "),
+        (("--trace", "{folder}/empty.jsonl"), "the file is empty"),
+        (("--trace", "{folder}/trace.csv"), "no reuse information"),
+        (("--model", "no-such-model"), "no model known by name"),
+        (("--hardware", "h200", "--prices", "azure-east-us"), "has no price for 'h200'"),
+        (("--disk-class", "premium-ssd"), "'premium-ssd' is not allowed: give gp3"),
+        (("--dram-gib", "0:100:30"), "HIGH must be above LOW by a multiple of COARSE"),
+        (("--dram-gib", "16", "--disk-gib", "0"), "no axis is open"),
+        (("--instances", "0"), "monolithic_instances begins at 0"),
+        (("--disk-gib", "0:131072:65536"), "131072"),
+        (("--base-config", "{folder}/config.json"), "must have one application"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], message: str
+) -> None:
+    (folder / "empty.jsonl").touch()
+    given = [word.format(folder=folder) for word in more]
+    assert main(arguments(folder, *given, out="refused")) == UNUSABLE
+    assert message in capsys.readouterr().err
+    assert not (folder / "refused").exists()
+
+
+def test_an_option_that_is_not_allowed_ends_with_status_2(folder: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments(folder, "--evaluations", "0"))
+    assert ended.value.code == 2

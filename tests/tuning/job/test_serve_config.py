@@ -1,0 +1,52 @@
+"""Configurations that the job writes are taken by the app, whatever they start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.serve_config import read_serve_config
+from kv.policy.policy_file import GroupTtl, PolicySpec, dump
+from tuning.deployment.deployment import Deployment
+from tuning.job.inputs import JobError
+from tuning.job.serve_config import dump_config, read_base, serve_config
+
+ROOT = Path(__file__).resolve().parents[3]
+BASES = [None, *sorted((ROOT / "serve_configs").glob("*.yaml"))]
+STATIC = Deployment("static", prefill_instances=2, decode_instances=3, dram_gib=33.3, disk_gib=50, ttl_s=60)
+MONOLITHIC = Deployment("monolithic", 4, dram_gib=10, eviction="lfu")
+
+
+@pytest.mark.parametrize("deployment", [STATIC, MONOLITHIC], ids=lambda deployment: deployment.mode)
+@pytest.mark.parametrize("base", BASES, ids=lambda base: "none" if base is None else base.stem)
+def test_the_app_reads_back_what_was_chosen(base: Path | None, deployment: Deployment, tmp_path: Path) -> None:
+    path = tmp_path / "serve_config.yaml"
+    path.write_text(dump_config(serve_config(read_base(base), deployment, 2, None), ["about: this"]))
+    settings = read_serve_config(str(path)).settings
+    assert settings.mode == deployment.mode
+    for role in settings.roles:
+        assert settings.role(role).replicas == getattr(deployment, f"{role}_instances")
+    assert settings.store.dram_gib == int(deployment.dram_gib * 50) / 100
+    assert settings.store.disk.limit_gib == deployment.disk_gib / 2
+    assert settings.store.policy() == deployment.policy
+    if base is not None:
+        before = read_serve_config(str(base)).settings
+        assert (settings.model, settings.engine) == (before.model, before.engine)
+
+
+def test_a_policy_file_takes_the_place_of_eviction_and_time_to_live(tmp_path: Path) -> None:
+    policy = PolicySpec("lru", 5.0, (GroupTtl("group-1", bytes(32), None),))
+    (tmp_path / "ttl_policy.json").write_text(dump(policy))
+    base = serve_config(read_base(None), STATIC, 1, None)
+    path = tmp_path / "serve_config.yaml"
+    path.write_text(dump_config(serve_config(base, STATIC, 1, tmp_path / "ttl_policy.json"), []))
+    assert read_serve_config(str(path)).settings.store.policy() == policy
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "applications: []", "applications: [{import_path: 'other:app'}]", "a: ["])
+def test_what_is_no_configuration_of_ours_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text(text)
+    with pytest.raises(JobError, match=r"base\.yaml"):
+        read_base(path)

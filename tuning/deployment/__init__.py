@@ -1,0 +1,1 @@
+"""From a point of a search to a deployment, its simulation, and what it is worth."""

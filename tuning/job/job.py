@@ -1,0 +1,110 @@
+"""The job from its command line to its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from tuning.job.choice import default_rule
+from tuning.job.inputs import JobInputs, read_inputs, take_folder
+from tuning.job.local_pool import local_pool
+from tuning.job.options import make_parser
+from tuning.job.outputs import why_nothing, write_outputs
+from tuning.job.ray_executor import ClusterError, RayExecutor, connected
+from tuning.job.report_content import RunFacts
+from tuning.job.serve_config import read_base
+from tuning.pareto.evaluation import Evaluate
+from tuning.pareto.result import SearchResult
+from tuning.pareto.search import run_search
+
+CHOSEN, NOTHING_FEASIBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+STUDY = "equipoise"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job; the exit status is that of the options' help."""
+    arguments = tuple(sys.argv[1:] if argv is None else argv)
+    options = make_parser().parse_args(arguments)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        base = read_base(options.base_config)
+        inputs = read_inputs(options)
+        for warning in inputs.warnings:
+            _warn(warning)
+        take_folder(options.out, inputs.identity)
+        begun_s = time.monotonic()
+        result = _search(options, inputs)
+        run = RunFacts(
+            options.evaluations,
+            time.monotonic() - begun_s,
+            options.rate_factor,
+            arguments,
+            datetime.datetime.now().astimezone(),
+        )
+        rule = options.choose or default_rule(inputs.evaluator.goals)
+        said = write_outputs(
+            options.out, inputs, result, run, rule, trace_path=options.trace, base=base, nodes=options.nodes
+        )
+    except KeyboardInterrupt:
+        _warn(f"interrupted: the same command goes on from what is in {options.out}")
+        return INTERRUPTED
+    except (ValueError, OSError, ClusterError) as error:
+        _warn(f"tuning.job: {error}")
+        return UNUSABLE
+    if not result.front:
+        _warn(why_nothing(result, inputs))
+        return NOTHING_FEASIBLE
+    print("\n".join(said))
+    return CHOSEN
+
+
+def _search(options: argparse.Namespace, inputs: JobInputs) -> SearchResult:
+    evaluator = inputs.evaluator
+    storage = JournalStorage(JournalFileBackend(str(options.out / "study.journal")))
+    with _executor(options, evaluator) as (executor, evaluate, slots):
+        return run_search(
+            options.method,
+            inputs.space,
+            evaluate,
+            options.evaluations,
+            options.seed,
+            objective_names=evaluator.goals.objective_names,
+            constraint_names=tuple(evaluator.goals.limits),
+            known_points=() if inputs.baseline is None else (inputs.baseline,),
+            executor=executor,
+            batch=slots,
+            storage=storage,
+            study_name=STUDY,
+            progress=not options.no_progress,
+        )
+
+
+@contextmanager
+def _executor(options: argparse.Namespace, evaluate: Evaluate) -> Iterator[tuple[Executor, Evaluate, int]]:
+    """Where to evaluate, what to submit there, and how many it does at a time."""
+    address = options.ray or (None if options.local else os.environ.get("RAY_ADDRESS"))
+    if address is None:
+        workers = options.local or os.cpu_count() or 1
+        with local_pool(evaluate, workers) as (pool, installed):
+            yield pool, installed, workers
+        return
+    with connected(address):
+        executor = RayExecutor(options.ray_cpus)
+        try:
+            yield executor, evaluate, executor.num_slots
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _warn(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,106 @@
+"""The job's files, and what it says at its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kv.policy.policy_file import dump as dump_policy
+from tuning.job.choice import Rule, choose, extremes
+from tuning.job.front_file import write_front
+from tuning.job.inputs import JobInputs
+from tuning.job.report_content import RULES, RunFacts, job_report
+from tuning.job.serve_config import dump_config, serve_config
+from tuning.job.ttl_choice import choose_ttls
+from tuning.pareto.result import EvaluatedPoint, SearchResult
+from tuning.report.page import html_page
+from tuning.report.summary_file import dump as dump_summary
+
+
+def write_outputs(
+    out: Path,
+    inputs: JobInputs,
+    result: SearchResult,
+    run: RunFacts,
+    rule: Rule,
+    *,
+    trace_path: Path,
+    base: dict[str, Any],
+    nodes: int,
+) -> list[str]:
+    """Writes all files into `out`; the configuration and the policy only when something keeps the limits.
+
+    Args:
+        trace_path: the file that the trace is from.
+        base: the Serve configuration to start from.
+        nodes: over which the store is spread.
+
+    Returns:
+        What to say of the chosen point.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+    write_front(out / "front.parquet", result, inputs.evaluator.goals)
+    baseline = next((each for each in result.evaluated if each.point == inputs.baseline), None)
+    baseline = None if baseline is None or baseline.evaluation.failure else baseline
+    chosen, ttl_report, said = None, None, []
+    if result.front:
+        chosen = choose(result.front, rule)
+        deployment = inputs.evaluator.deployment(chosen.point)
+        ttls = choose_ttls(inputs.evaluator, deployment, chosen.evaluation, trace_path, inputs.trace_format)
+        ttl_report = ttls.report
+        policy_path = out / "ttl_policy.json"
+        policy_path.write_text(dump_policy(ttls.policy), encoding="ascii")
+        config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
+        about = _about(inputs, chosen, rule)
+        (out / "serve_config.yaml").write_text(dump_config(config, about), encoding="utf-8")
+        said = [f"times-to-live: {ttls.reason}"]
+    report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, tuple(said))
+    (out / "summary.json").write_text(dump_summary(report), encoding="utf-8")
+    (out / "report.html").write_text(html_page(report), encoding="utf-8")
+    if chosen is None:
+        return []
+    return [*about, *_gains(result, inputs, baseline), *said, f"written: {out}/serve_config.yaml, {out}/report.html"]
+
+
+def why_nothing(result: SearchResult, inputs: JobInputs) -> str:
+    """What to say when no point keeps the limits: the closest, and by how much it misses."""
+    closest = result.closest
+    if closest is None:
+        return f"no point could be evaluated; the first: {result.evaluated[0].evaluation.failure}"
+    limits = inputs.evaluator.goals.limits.items()
+    over = ", ".join(
+        f"{name} {limit + miss:.4g} is over its limit of {limit:.4g} by {miss:.4g}"
+        for (name, limit), miss in zip(limits, closest.evaluation.constraints, strict=True)
+        if miss > 0
+    )
+    return f"none of {len(result.evaluated)} points keeps the limits. The closest is {_shown(closest)}: {over}"
+
+
+def _about(inputs: JobInputs, chosen: EvaluatedPoint, rule: Rule) -> list[str]:
+    evaluator = inputs.evaluator
+    ttft_s, minus_tokens_per_s, cost = chosen.evaluation.objectives
+    return [
+        f"{evaluator.trace.name} with {evaluator.model.name} on {evaluator.hardware.name}: {RULES[rule]}",
+        _shown(chosen),
+        f"predicted: {evaluator.goals.objective_names[0]} {ttft_s:.4g}, {-minus_tokens_per_s:,.0f} tokens/s, cost "
+        f"{cost:.4g} {evaluator.prices.currency} for the trace ({chosen.evaluation.info['cost_per_hour']:.4g} an hour)",
+        "model, engine and devices are those of the configuration that this one was made from",
+    ]
+
+
+def _gains(result: SearchResult, inputs: JobInputs, baseline: EvaluatedPoint | None) -> list[str]:
+    """The best in each objective against the baseline."""
+    if baseline is None:
+        return []
+    said = []
+    for index, (name, each) in enumerate(extremes(result.front).items()):
+        before, value = baseline.evaluation.objectives[index], each.evaluation.objectives[index]
+        gain = "" if before == 0 else f"{abs(value) / abs(before) - 1:+.1%} against "
+        said.append(f"best {name}: {gain}{inputs.baseline_dram_gib:,} GiB of DRAM, with {_shown(each)}")
+    return said
+
+
+def _shown(each: EvaluatedPoint) -> str:
+    return ", ".join(f"{name} {value}" for name, value in each.point.items())

@@ -1,0 +1,82 @@
+"""A configuration to serve with, from one to start from and a deployment."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tuning.deployment.deployment import Deployment
+from tuning.job.inputs import JobError
+
+IMPORT_PATH = "app.builder:build"
+_MINIMAL: dict[str, Any] = {"applications": [{"name": "equipoise", "route_prefix": "/", "import_path": IMPORT_PATH}]}
+_ROLES = {"static": ("prefill", "decode"), "monolithic": ("monolithic",)}
+
+
+def read_base(path: Path | None) -> dict[str, Any]:
+    """A Serve configuration with one application of ours; without a path the least there can be.
+
+    Raises:
+        JobError: it can't be read, or has no such application.
+    """
+    if path is None:
+        return copy.deepcopy(_MINIMAL)
+    try:
+        base = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise JobError(f"{path} can't be read ({error}): give a Serve configuration, as of serve_configs/") from error
+    if not isinstance(base, dict) or len(_applications(base)) != 1:
+        raise JobError(f"{path} must have one application whose import_path is {IMPORT_PATH}")
+    return base
+
+
+def serve_config(base: dict[str, Any], deployment: Deployment, nodes: int, policy_file: Path | None) -> dict[str, Any]:
+    """`base` with the deployment's mode, replicas and store; all else is kept. `base` is not changed.
+
+    Limits of the store are those of each node: an even share, rounded down to a hundredth.
+
+    Args:
+        policy_file: takes the place of eviction and time-to-live.
+    """
+    config = copy.deepcopy(base)
+    application = _applications(config)[0]
+    settings = application["args"] = dict(application.get("args") or {})
+    roles = _ROLES[deployment.mode]
+    settings["mode"] = deployment.mode
+    # A role that the mode has not would be carried along unused; the one that it has may start from it.
+    others = [
+        settings.pop(role) for names in _ROLES.values() for role in names if role in settings and role not in roles
+    ]
+    for role in roles:
+        start = settings.get(role) or (others[0] if others else {})
+        settings[role] = {**start, "replicas": getattr(deployment, f"{role}_instances")}
+    store = settings["store"] = dict(settings.get("store") or {})
+    store["dram_gib"] = _share(deployment.dram_gib, nodes)
+    store["disk"] = {**(store.get("disk") or {}), "limit_gib": _share(deployment.disk_gib, nodes)}
+    for key in ("eviction", "ttl_s", "policy_file"):
+        store.pop(key, None)
+    if policy_file is not None:
+        store["policy_file"] = str(policy_file)
+    else:
+        store |= {"eviction": deployment.policy.eviction, "ttl_s": deployment.policy.default_ttl_s}
+    return config
+
+
+def dump_config(config: dict[str, Any], about: list[str]) -> str:
+    """YAML, with what it is for in comments above."""
+    comments = "".join(f"# {line}\n" for line in about)
+    return comments + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def _applications(config: dict[str, Any]) -> list[dict[str, Any]]:
+    applications = config.get("applications")
+    found = applications if isinstance(applications, list) else []
+    return [each for each in found if isinstance(each, dict) and each.get("import_path") == IMPORT_PATH]
+
+
+def _share(gib: float, nodes: int) -> float:
+    return math.floor(gib / nodes * 100) / 100
