@@ -23,6 +23,7 @@ from actors.engine.page_io import read_pages, write_pages
 from actors.engine.request import EngineRequest
 from actors.fetch_rates import FetchRates
 from actors.messages import HandOver
+from kv.directory_client import DirectoryClient
 from kv.extents import Lookup, PullReceipt, TailReceipt
 from kv.fetch import fetch_parts, fetch_tail
 from kv.fetch_choice import FetchRun, runs_of, tokens_that_may_pay, tokens_to_fetch
@@ -45,6 +46,15 @@ class FoundPrefix:
     """Tokens whose KV can be fetched."""
     is_handed_over: bool
     """All of it is fetched, however long that takes: a decode worker is not there to compute prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreLink:
+    """A `StoreAddress` in use."""
+
+    directory: DirectoryClient
+    stores: dict[str, Any]
+    local_store_id: str
 
 
 class KvExchange:
@@ -71,7 +81,7 @@ class KvExchange:
         self._lease_s = lease_s
         self._fetch_timeout_s = fetch_timeout_s
         self._publish_timeout_s = publish_timeout_s
-        self._store: StoreAddress | None = None
+        self._store: _StoreLink | None = None
         self._leases: set[int] = set()
 
     @property
@@ -81,7 +91,10 @@ class KvExchange:
 
     def use_store(self, store: StoreAddress) -> None:
         """The store to deal with from now on (it may have been restarted)."""
-        self._store = store
+        directory = None if self._store is None else self._store.directory
+        if directory is None or directory.actor != store.directory:
+            directory = DirectoryClient(store.directory)
+        self._store = _StoreLink(directory, store.stores, store.local_store_id)
 
     def tokens_in(self, num_blocks: int) -> int:
         """Tokens of so many full blocks."""
@@ -138,14 +151,15 @@ class KvExchange:
             if self._store is not None and store_id in self._store.stores:
                 self._store.stores[store_id].prefetch.remote(part_ids)
 
-    async def _lookup(self, directory: Any, keys: Sequence[bytes]) -> Lookup | None:
+    async def _lookup(self, directory: DirectoryClient, keys: Sequence[bytes]) -> Lookup | None:
         """None when the directory cannot be asked. A lease that it grants too late, to a caller that has given up or
         was cancelled, is ended when it comes."""
-        answer: asyncio.Task[Lookup] = asyncio.ensure_future(directory.lookup.remote(keys, self._lease_s))
+        answer: asyncio.Task[Lookup] = asyncio.create_task(directory.lookup(keys, self._lease_s))
 
         def release(late: asyncio.Task[Lookup]) -> None:
-            if not late.cancelled() and late.exception() is None and late.result().lease_id is not None:
-                directory.release.remote(late.result().lease_id)
+            lease_id = None if late.cancelled() or late.exception() is not None else late.result().lease_id
+            if lease_id is not None:
+                directory.release(lease_id)
 
         try:
             async with asyncio.timeout(self._fetch_timeout_s):
@@ -232,7 +246,7 @@ class KvExchange:
             self.misses.update(failures)
             self._leases.discard(found.lookup.lease_id or 0)
             if lease_id is not None and store is not None:
-                store.directory.release.remote(lease_id)
+                store.directory.release(lease_id)
             self.discard_tail(tail)
 
     def early_start(self, num_to_compute: int, begin: Callable[[int, LayerArrival], None]) -> EarlyStart:
@@ -246,7 +260,7 @@ class KvExchange:
         if lease_id is not None:
             self._leases.discard(lease_id)
             if store is not None:
-                store.directory.release.remote(lease_id)
+                store.directory.release(lease_id)
         self.discard_tail(found.tail)
 
     def discard_tail(self, tail: TailReceipt | None) -> None:
@@ -261,7 +275,7 @@ class KvExchange:
         if self._store is not None and self._leases:
             try:
                 async with asyncio.timeout(self._fetch_timeout_s):
-                    renewed = await self._store.directory.renew.remote(list(self._leases), self._lease_s)
+                    renewed = await self._store.directory.renew(list(self._leases), self._lease_s)
             except STORE_FAILURES as error:
                 self._miss(failure_label(error))
                 return
@@ -313,9 +327,7 @@ class KvExchange:
             num_blocks=lookup.num_blocks - num_declined // self._loaded.layout.block_tokens,
         )
 
-    async def _fetch_tail(
-        self, store: StoreAddress, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int]
-    ) -> int:
+    async def _fetch_tail(self, store: _StoreLink, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int]) -> int:
         """How many tokens of the last block it brought in."""
         layout = self._loaded.layout
         parts = await fetch_tail(

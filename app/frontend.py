@@ -29,6 +29,7 @@ from app.roster_watch import RosterWatch
 from app.sequence_flow import SequenceFlow, SequencePlan
 from app.settings import AppSettings
 from app.token_bytes import TokenBytes
+from kv.directory_client import DirectoryClient
 from kv.keys import block_keys
 from migrate.admission import AdmissionPolicy
 from migrate.dispatch import make_policy
@@ -69,7 +70,7 @@ class Frontend:
             on_suspect=self._suspect,
         )
         self._members: tuple[Member, ...] = ()
-        self._directory: Any = None
+        self._directory: DirectoryClient | None = None
         self._watch = RosterWatch(control, self._on_roster)
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -190,10 +191,10 @@ class Frontend:
             return 0
         try:
             async with asyncio.timeout(_MATCH_TIMEOUT_S):  # wait_for can swallow a cancellation until Python 3.12
-                blocks = await self._directory.match_blocks.remote(keys)
+                blocks = await self._directory.match_blocks(keys)
         except (RayError, TimeoutError):
             return 0
-        return int(blocks) * self._facts().layout.block_tokens
+        return blocks * self._facts().layout.block_tokens
 
     def _check_model(self, request: GenerationRequest) -> None:
         if request.model != self.model_name:
@@ -208,7 +209,7 @@ class Frontend:
     def _on_roster(self, view: RosterView) -> None:
         # Without workers the last known facts stay: requests are then queued rather than refused.
         self._members = view.members or self._members
-        self._directory = view.directory
+        self._directory = None if view.directory is None else DirectoryClient(view.directory)
         self.dispatcher.update_members(view.members)
 
     def _suspect(self, member: Member) -> None:

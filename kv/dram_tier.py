@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from kv.actor_calls import Actor, ask
+from kv.actor_calls import ask
+from kv.directory_client import DirectoryClient
 from kv.extents import Copy, ExtentInfo
 from kv.store_ledger import StoreLedger
 
@@ -22,7 +23,7 @@ class DramTier:
         demote: told of every extent that makes room for others, before it goes.
     """
 
-    def __init__(self, store_id: str, directory: Actor, limit_bytes: int, demote: Demote) -> None:
+    def __init__(self, store_id: str, directory: DirectoryClient, limit_bytes: int, demote: Demote) -> None:
         self.ledger = StoreLedger(limit_bytes)
         self._store_id = store_id
         self._directory = directory
@@ -35,7 +36,7 @@ class DramTier:
         async with self._making_room:
             shortage = self.ledger.shortage(num_bytes)
             if shortage > 0:
-                evicted = await ask(self._directory.evict.remote(self._store_id, "dram", shortage))
+                evicted = await ask(self._directory.evict(self._store_id, "dram", shortage))
                 await self._let_go(evicted or await self._orphans())
             return self.ledger.reserve(num_bytes)
 
@@ -49,7 +50,7 @@ class DramTier:
         async with self._making_room:
             shortage = self.ledger.shortage(0)
             if shortage > 0:
-                await self._let_go(await ask(self._directory.shrink.remote(self._store_id, "dram", shortage)))
+                await self._let_go(await ask(self._directory.shrink(self._store_id, "dram", shortage)))
 
     def drop(self, extent_ids: Iterable[str]) -> None:
         """Frees extents that the directory no longer lists here. Those that are not here are no error."""
@@ -74,5 +75,5 @@ class DramTier:
     async def _orphans(self) -> list[str]:
         """Extents that the directory lists no more: it was restarted, or a message was lost. Only we can free them."""
         published = self.ledger.published()
-        listed = set(await ask(self._directory.extent_ids_of.remote(self._store_id, "dram")))
+        listed = set(await ask(self._directory.extent_ids_of(self._store_id, "dram")))
         return [extent_id for extent_id in published if extent_id not in listed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kv.part_range import PartRange
+from kv.part_range import LaneRange, PartRange
 from kv.tiers import Tier
 
 
@@ -16,26 +16,44 @@ class StoredPart:
     range: PartRange
 
 
+def part_id_of(extent_id: str, number: int) -> str:
+    """The name of an extent's part; parts of an extent count from 0."""
+    return f"{extent_id}/{number}"
+
+
+def extent_of(part_id: str) -> tuple[str, int]:
+    """Extent and number of a part, from its name."""
+    extent_id, number = part_id.rsplit("/", 1)
+    return extent_id, int(number)
+
+
+def _parts(extent_id: str, first_block: int, num_blocks: int, lanes: tuple[LaneRange, ...]) -> tuple[StoredPart, ...]:
+    return tuple(
+        StoredPart(part_id_of(extent_id, number), PartRange(first_block, num_blocks, *part))
+        for number, part in enumerate(lanes)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ExtentInfo:
-    """Consecutive blocks of one chain that are stored, and evicted, together.
-
-    `parts` hold every layer and KV head of these blocks once.
-    """
+    """Consecutive blocks of one chain that are stored, and evicted, together."""
 
     extent_id: str
     store_id: str
     keys: tuple[bytes, ...]
-    parts: tuple[StoredPart, ...]
+    first_block: int
+    """Place of the first block in its chain."""
+    lanes: tuple[LaneRange, ...]
+    """Of each part, in their order. Together every layer and KV head once."""
     num_bytes: int
     """Of the parts as they lie in memory."""
     parent: bytes | None
     """Key of the block before the first one; None for the beginning of a chain."""
 
     @property
-    def first_block(self) -> int:
-        """Place of the first block in its chain."""
-        return self.parts[0].range.first_block
+    def parts(self) -> tuple[StoredPart, ...]:
+        """Each holds all blocks."""
+        return _parts(self.extent_id, self.first_block, len(self.keys), self.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +68,23 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class ExtentSlice:
-    """The blocks `first` to `first + count - 1` of an extent (counted within it), with all the extent's parts."""
+    """The blocks `first` to `first + count - 1` of an extent, counted within it."""
 
     extent_id: str
     store_id: str
     first: int
     count: int
-    parts: tuple[StoredPart, ...]
+    first_block: int
+    """Of the whole extent; so the next two."""
+    num_blocks: int
+    lanes: tuple[LaneRange, ...]
     tier: Tier = "dram"
     """The fastest one that has it."""
+
+    @property
+    def parts(self) -> tuple[StoredPart, ...]:
+        """Of the whole extent."""
+        return _parts(self.extent_id, self.first_block, self.num_blocks, self.lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
 from kv.actor_calls import Actor
+from kv.directory_client import DirectoryClient
 from kv.errors import PartError
 from kv.extents import ExtentSlice, Lookup, StoredPart, TailReceipt
 from kv.layout import KvLayout
@@ -46,7 +47,7 @@ class FetchedPart:
 
 
 async def fetch_parts(
-    directory: Actor,
+    directory: DirectoryClient,
     stores: Mapping[str, Actor],
     lookup: Lookup,
     keys: Sequence[bytes],
@@ -65,7 +66,7 @@ async def fetch_parts(
 
     Args:
         stores: node stores by id.
-        lookup: what `DirectoryActor.lookup` returned for `keys`.
+        lookup: what the directory returned for `keys`.
         keys: the chain of the request; every block that is given carries its key.
         timeout_s: for the whole fetch. Should be below the time of the lease.
         on_miss: called when blocks are left out: with a metric label, and the number of blocks, from the start of the
@@ -117,7 +118,7 @@ async def fetch_parts(
                     if waiting is not None:
                         waiting.cancel()
         if lookup.lease_id is not None:
-            directory.release.remote(lookup.lease_id)
+            directory.release(lookup.lease_id)
 
 
 def _in_order(lookup: Lookup) -> list[tuple[int, ExtentSlice, StoredPart]]:
@@ -204,10 +205,10 @@ def _quietly(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-def _report(error: Exception, piece: ExtentSlice, directory: Actor, stores: Mapping[str, Actor]) -> None:
+def _report(error: Exception, piece: ExtentSlice, directory: DirectoryClient, stores: Mapping[str, Actor]) -> None:
     # Being slow, or out of reach for a moment, is not being broken.
     if isinstance(error, GONE_FOR_GOOD):
-        directory.drop_store.remote(piece.store_id)
+        directory.drop_store(piece.store_id)
     elif isinstance(error, PartError | ObjectLostError) and piece.store_id in stores:
-        directory.drop_extent.remote(piece.extent_id)
+        directory.drop_extent(piece.extent_id)
         stores[piece.store_id].drop.remote([piece.extent_id])

@@ -16,6 +16,8 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
+KEY_BYTES = 32
+
 _DOMAIN = b"equipoise/kv-block/1"
 
 

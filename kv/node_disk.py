@@ -23,14 +23,15 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from kv.actor_calls import Actor, ask
+from kv.actor_calls import ask
+from kv.directory_client import DirectoryClient
 from kv.disk.extent_file import read_in
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier, FoundExtent
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError, PartError
 from kv.extent_read import ExtentRead
-from kv.extents import Copy, ExtentInfo, StoredPart
+from kv.extents import Copy, ExtentInfo
 from kv.part_refs import part_buffer
 from kv.ray_failures import STORE_FAILURES, failure_label
 from kv.store_stats import DiskStats
@@ -63,7 +64,7 @@ class NodeDisk:
     def __init__(
         self,
         store_id: str,
-        directory: Actor,
+        directory: DirectoryClient,
         tier: DiskTier,
         dram: DramTier,
         settings: DiskSettings,
@@ -149,7 +150,7 @@ class NodeDisk:
     async def list_anew(self) -> None:
         """Tells a directory that may know nothing what is here."""
         copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in self._extents.values()]
-        await self._remove(await ask(self._directory.adopt.remote(copies)))
+        await self._remove(await ask(self._directory.adopt(copies)))
 
     def stats(self) -> DiskStats:
         counts = self._counts
@@ -181,7 +182,7 @@ class NodeDisk:
         async with self._making_room:
             shortage = self._tier.shortage(0)
             if shortage > 0:
-                await self._remove(await ask(self._directory.shrink.remote(self._store_id, "disk", shortage)))
+                await self._remove(await ask(self._directory.shrink(self._store_id, "disk", shortage)))
 
     async def flush(self, timeout_s: float) -> bool:
         """Waits until nothing waits to be written. False when something still does after `timeout_s`."""
@@ -241,7 +242,7 @@ class NodeDisk:
         if num_bytes is None:
             return False
         try:
-            refused = await ask(self._directory.adopt.remote([Copy(info, "disk", num_bytes)]))
+            refused = await ask(self._directory.adopt([Copy(info, "disk", num_bytes)]))
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1
             refused = [info.extent_id]
@@ -287,7 +288,7 @@ class NodeDisk:
                 # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
                 self._dram.drop([extent_id])
                 await self._remove([extent_id])
-                self._directory.drop_extent.remote(extent_id)
+                self._directory.drop_extent(extent_id)
             return
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1
@@ -321,7 +322,7 @@ class NodeDisk:
         self._dram.ledger.add_extent(info, refs)
         is_listed = False
         try:
-            is_listed = await ask(self._directory.add_copy.remote(info.extent_id, "dram", info.num_bytes))
+            is_listed = await ask(self._directory.add_copy(info.extent_id, "dram", info.num_bytes))
         finally:
             if is_listed:
                 self._dram.ledger.publish(info.extent_id)
@@ -337,7 +338,7 @@ class NodeDisk:
         async with self._making_room:
             shortage = self._tier.shortage(num_bytes)
             if shortage > 0:
-                gone = await ask(self._directory.evict.remote(self._store_id, "disk", shortage))
+                gone = await ask(self._directory.evict(self._store_id, "disk", shortage))
                 await self._remove(gone)
 
     async def _remove(self, extent_ids: Iterable[str]) -> None:
@@ -356,7 +357,7 @@ class NodeDisk:
                 self._counts["unusable_files"] += len(batch) - len(entries)
                 self._extents.update((entry.info.extent_id, entry) for entry in entries)
                 copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in entries]
-                refused = await ask(self._directory.adopt.remote(copies))
+                refused = await ask(self._directory.adopt(copies))
                 await self._remove(refused)
                 self._counts["found_extents"] += len(entries) - len(refused)
             await self.trim()
@@ -367,8 +368,8 @@ class NodeDisk:
 
     def _entry(self, found: FoundExtent) -> _OnDisk:
         extent_id, index = f"{self._store_id}/{found.extent_id}", found.index
-        parts = tuple(StoredPart(f"{extent_id}/{number}", part) for number, part in enumerate(index.ranges))
-        info = ExtentInfo(extent_id, self._store_id, index.keys, parts, index.num_bytes, index.parent)
+        first_block, lanes = index.ranges[0].first_block, tuple(part.lanes for part in index.ranges)
+        info = ExtentInfo(extent_id, self._store_id, index.keys, first_block, lanes, index.num_bytes, index.parent)
         return _OnDisk(info, index.disk_bytes)
 
 

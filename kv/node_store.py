@@ -21,11 +21,12 @@ import ray
 from ray import ObjectRef
 
 from kv.actor_calls import Actor, ask
+from kv.directory_client import DirectoryClient
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
 from kv.errors import DiskTierError, PartUnavailableError
-from kv.extents import ExtentInfo, PullReceipt
+from kv.extents import ExtentInfo, PullReceipt, extent_of
 from kv.layout import KvLayout
 from kv.node_disk import NodeDisk
 from kv.part_range import MAX_PART_BYTES
@@ -65,19 +66,19 @@ class NodeStore:
         layer_groups: int = 1,
     ) -> None:
         self._store_id = store_id
-        self._directory = directory
+        self._directory = DirectoryClient(directory)
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         # What an earlier process of this store had in DRAM is lost with it. Waited for, since calls of an actor may
         # overtake one another. A directory that does not answer now is told everything when it does.
         self._directory_id: int | None = None
         try:
-            self._directory_id = await ask(directory.enroll.remote(store_id))
+            self._directory_id = await ask(self._directory.enroll(store_id))
         except STORE_FAILURES as error:
             logger.warning("the directory does not answer a store that starts: %s", error)
-        self._dram = DramTier(store_id, directory, dram_limit_bytes, self._demote)
+        self._dram = DramTier(store_id, self._directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
-        self._puller = Puller(store_id, directory, self._dram, pulls, self._stored)
+        self._puller = Puller(store_id, self._directory, self._dram, pulls, self._stored)
         self._disk_settings = disk
         self._disk: NodeDisk | None = None
         self._next_open_s = 0.0
@@ -110,13 +111,13 @@ class NodeStore:
         timeout and verify them. Raises PartUnavailableError when one is on disk and cannot be read now."""
         refs: dict[str, ObjectRef[Any] | None] = {part_id: self._dram.ledger.part(part_id) for part_id in part_ids}
         if self._disk is not None:
-            for extent_id in {_extent_of(part_id) for part_id, ref in refs.items() if ref is not None}:
+            for extent_id in {extent_of(part_id)[0] for part_id, ref in refs.items() if ref is not None}:
                 self._disk.used(extent_id)
             wanted = [part_id for part_id, ref in refs.items() if ref is None]
-            read = await asyncio.gather(*(self._disk.read_part(*_place_of(part_id)) for part_id in wanted))
+            read = await asyncio.gather(*(self._disk.read_part(*extent_of(part_id)) for part_id in wanted))
             refs.update(zip(wanted, read, strict=True))
             for part_id in wanted:
-                if refs[part_id] is None and self._disk.has(_extent_of(part_id)):
+                if refs[part_id] is None and self._disk.has(extent_of(part_id)[0]):
                     raise PartUnavailableError(f"part {part_id} is on disk, but cannot be read now")
         self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
         return [refs[part_id] for part_id in part_ids]
@@ -124,7 +125,7 @@ class NodeStore:
     async def prefetch(self, part_ids: Sequence[str]) -> None:
         """Bring parts that are on disk only to DRAM, for a reader that will ask soon. Returns at once."""
         if self._disk is not None:
-            for extent_id in dict.fromkeys(map(_extent_of, part_ids)):
+            for extent_id in {extent_of(part_id)[0]: None for part_id in part_ids}:
                 if self._dram.ledger.extent(extent_id) is None and self._disk.has(extent_id):
                     self._counts["prefetched_extents"] += 1
                     self._disk.start_reading(extent_id)
@@ -217,7 +218,7 @@ class NodeStore:
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
             await self._open_disk()
             try:
-                directory_id, gone = await ask(self._directory.keep_house.remote(self._store_id))
+                directory_id, gone = await ask(self._directory.keep_house(self._store_id))
                 self._dram.drop(gone["dram"])
                 if self._disk is not None:
                     await self._disk.drop(gone["disk"])
@@ -231,17 +232,7 @@ class NodeStore:
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
     async def _list_anew(self) -> None:
-        self._dram.drop(await ask(self._directory.adopt.remote(self._dram.copies())))
+        self._dram.drop(await ask(self._directory.adopt(self._dram.copies())))
         if self._disk is not None:
             await self._disk.list_anew()
         logger.warning("the directory is a new one; what the store of node %s has is listed anew", self._store_id)
-
-
-def _place_of(part_id: str) -> tuple[str, int]:
-    """The extent of a part, and which of its parts it is."""
-    extent_id, _, index = part_id.rpartition("/")
-    return extent_id, int(index)
-
-
-def _extent_of(part_id: str) -> str:
-    return _place_of(part_id)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from kv.layout import KvLayout
 
@@ -19,6 +20,15 @@ MIN_PART_LIMIT_BYTES = 8 * SMALL_OBJECT_BYTES
 """Lowest `max_part_bytes`: even cuts leave parts of a sixth of the limit at least, which must not be small."""
 
 
+class LaneRange(NamedTuple):
+    """Consecutive layers x KV heads. A plain tuple: the store's index has one for each part, and shares equal ones."""
+
+    first_layer: int
+    num_layers: int
+    first_head: int
+    num_heads: int
+
+
 @dataclass(frozen=True, slots=True)
 class PartRange:
     """Consecutive blocks x layers x KV heads. Blocks count from wherever the context says (an extent or a request)."""
@@ -29,6 +39,11 @@ class PartRange:
     num_layers: int
     first_head: int
     num_heads: int
+
+    @property
+    def lanes(self) -> LaneRange:
+        """Its layers and KV heads."""
+        return LaneRange(self.first_layer, self.num_layers, self.first_head, self.num_heads)
 
     def shape(self, layout: KvLayout) -> tuple[int, int, int, int, int, int]:
         """Shape of the payload: [blocks, layers, heads, 2, block_tokens, head_dim]."""

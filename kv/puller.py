@@ -20,8 +20,9 @@ from typing import Any
 from ray import ObjectRef
 
 from kv.actor_calls import Actor, ask
+from kv.directory_client import DirectoryClient
 from kv.dram_tier import DramTier
-from kv.extents import ExtentInfo, PullReceipt, StoredPart, TailReceipt
+from kv.extents import ExtentInfo, PullReceipt, TailReceipt
 from kv.layout import KvLayout
 from kv.part_range import SMALL_OBJECT_BYTES
 from kv.part_refs import part_buffer
@@ -68,7 +69,7 @@ class Puller:
     def __init__(
         self,
         store_id: str,
-        directory: Actor,
+        directory: DirectoryClient,
         dram: DramTier,
         settings: PullSettings,
         on_stored: Callable[[ExtentInfo], None],
@@ -117,7 +118,7 @@ class Puller:
         layout: KvLayout,
         fingerprint: bytes,
     ) -> None:
-        ticket = await ask(self._directory.begin_put.remote(keys, 2 * self._settings.timeout_s))
+        ticket = await ask(self._directory.begin_put(keys, 2 * self._settings.timeout_s))
         pull.put_id = ticket.put_id
         # The tail gets room first: this request waits for it, while blocks are stored for later ones too.
         tail = plan_tail(layout, fingerprint, num_tokens, **self._cuts)
@@ -133,13 +134,12 @@ class Puller:
         for extent, extent_refs in zip(extents, refs, strict=False):
             if await self._verified(pull, extent, extent_refs) is None:
                 break
-            start = extent.headers[0].range.first_block
-            self._hold(pull, extent, extent_refs, keys[start - 1] if start else None)
+            self._hold(pull, extent, extent_refs, keys)
         await self._publish(pull)
         if tail is not None:
             await self._keep_tail(pull, tail, refs[-1])
         if ticket.num_pending_blocks > 0:
-            await ask(self._directory.settle.remote(keys, self._settings.settle_timeout_s))
+            await ask(self._directory.settle(keys, self._settings.settle_timeout_s))
 
     async def _reserve(self, pull: _Pull, num_bytes: int) -> bool:
         if not await self._dram.reserve(num_bytes):
@@ -159,18 +159,21 @@ class Puller:
             return None
         return buffers
 
-    def _hold(self, pull: _Pull, extent: PlannedParts, refs: Sequence[ObjectRef[Any]], parent: bytes | None) -> None:
+    def _hold(self, pull: _Pull, extent: PlannedParts, refs: Sequence[ObjectRef[Any]], keys: Sequence[bytes]) -> None:
+        """`keys`: of the request."""
+        start = extent.headers[0].range.first_block
+        parent = keys[start - 1] if start else None
         extent_id = f"{self._store_id}/{uuid.uuid4().hex}"
-        parts = tuple(StoredPart(f"{extent_id}/{index}", part.range) for index, part in enumerate(extent.headers))
-        info = ExtentInfo(extent_id, self._store_id, extent.keys, parts, extent.num_bytes, parent)
+        lanes = tuple(part.range.lanes for part in extent.headers)
+        info = ExtentInfo(extent_id, self._store_id, extent.keys, start, lanes, extent.num_bytes, parent)
         self._dram.ledger.add_extent(info, refs)
         pull.reserved_bytes -= extent.num_bytes
         pull.unpublished.append(info)
 
     async def _publish(self, pull: _Pull) -> None:
-        if not pull.unpublished:
+        if pull.put_id is None or not pull.unpublished:
             return
-        if not await ask(self._directory.commit_put.remote(pull.put_id, pull.unpublished)):
+        if not await ask(self._directory.commit_put(pull.put_id, pull.unpublished)):
             pull.refusals.append("put_refused")
             return
         for info in pull.unpublished:
@@ -202,7 +205,7 @@ class Puller:
 
     def _give_back(self, pull: _Pull) -> None:
         if pull.put_id is not None:
-            self._directory.abort_put.remote(pull.put_id)
+            self._directory.abort_put(pull.put_id)
         for info in pull.unpublished:
             self._dram.ledger.remove_extent(info.extent_id)
         self._dram.ledger.give_back(pull.reserved_bytes)

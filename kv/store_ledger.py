@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kv.extents import ExtentInfo
+from kv.extents import ExtentInfo, extent_of
 
 
 @dataclass(slots=True)
 class _Held:
     info: ExtentInfo
+    refs: tuple[Any, ...]
     is_published: bool = False
 
 
@@ -29,7 +30,6 @@ class StoreLedger:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._extents: dict[str, _Held] = {}
-        self._parts: dict[str, Any] = {}
         self._tails: dict[str, tuple[tuple[Any, ...], int]] = {}
 
     @property
@@ -59,8 +59,7 @@ class StoreLedger:
 
     def add_extent(self, info: ExtentInfo, refs: Iterable[Any]) -> None:
         """Hold an extent; `refs` go with `info.parts`. Its parts can be read from now on."""
-        self._extents[info.extent_id] = _Held(info)
-        self._parts.update(zip((part.part_id for part in info.parts), refs, strict=True))
+        self._extents[info.extent_id] = _Held(info, tuple(refs))
 
     def publish(self, extent_id: str) -> None:
         """Note that the directory lists the extent. One that was removed meanwhile is no error."""
@@ -79,19 +78,19 @@ class StoreLedger:
     def refs(self, extent_id: str) -> list[Any]:
         """References of an extent's parts, in their order; none when it is not held."""
         held = self._extents.get(extent_id)
-        return [] if held is None else [self._parts[part.part_id] for part in held.info.parts]
+        return [] if held is None else list(held.refs)
 
     def remove_extent(self, extent_id: str) -> None:
         """Let go of an extent. One that is not here is no error."""
         held = self._extents.pop(extent_id, None)
         if held is not None:
             self.used_bytes -= held.info.num_bytes
-            for part in held.info.parts:
-                del self._parts[part.part_id]
 
     def part(self, part_id: str) -> Any | None:
         """The reference of a part, or None."""
-        return self._parts.get(part_id)
+        extent_id, number = extent_of(part_id)
+        held = self._extents.get(extent_id)
+        return held.refs[number] if held is not None and number < len(held.refs) else None
 
     def add_tail(self, tail_id: str, refs: tuple[Any, ...], num_bytes: int) -> None:
         """Hold a tail."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol, TypeAlias
 
 from kv.policy.interface import EvictionPolicy
@@ -22,19 +23,25 @@ class Entry(Protocol):
 
 
 class TierContents:
-    """One tier of one store. Bytes are what the tier says an entry takes there."""
+    """One tier of one store. Bytes are what the tier says an entry takes there.
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    Args:
+        policy: empty.
+        entries: at least those that are here, by their handles.
+    """
+
+    def __init__(self, policy: EvictionPolicy, entries: Mapping[int, Entry]) -> None:
         self.num_bytes = 0
         self._policy = policy
-        self._entries: dict[int, tuple[Entry, int]] = {}
+        self._entries = entries
+        self._sizes_bytes: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sizes_bytes)
 
     def add(self, entry: Entry, num_bytes: int, now_s: float) -> None:
         """Takes in an entry that is not here."""
-        self._entries[entry.handle] = (entry, num_bytes)
+        self._sizes_bytes[entry.handle] = num_bytes
         self.num_bytes += num_bytes
         self._policy.insert(entry.handle, entry.group, now_s)
 
@@ -45,11 +52,11 @@ class TierContents:
     def regroup(self, handle: int, now_s: float) -> None:
         """The group of an entry that is here has changed. It counts as used."""
         self._policy.remove(handle)
-        self._policy.insert(handle, self._entries[handle][0].group, now_s)
+        self._policy.insert(handle, self._entries[handle].group, now_s)
 
     def remove(self, handle: int) -> None:
         """Lets go of an entry that is here."""
-        self.num_bytes -= self._entries.pop(handle)[1]
+        self.num_bytes -= self._sizes_bytes.pop(handle)
         self._policy.remove(handle)
 
     def handles(self, now_s: float) -> list[int]:
@@ -62,10 +69,9 @@ class TierContents:
         freed = 0
         if need_bytes > 0:
             for handle in self._policy.victims(now_s):
-                entry, num_bytes = self._entries[handle]
-                if entry.holds == 0:
+                if self._entries[handle].holds == 0:
                     chosen.append(handle)
-                    freed += num_bytes
+                    freed += self._sizes_bytes[handle]
                     if freed >= need_bytes:
                         break
         return chosen if freed >= need_bytes else None
@@ -75,7 +81,7 @@ class TierContents:
         asked = limit
         while True:
             overdue = self._policy.expired(now_s, asked)
-            free = [handle for handle in overdue if self._entries[handle][0].holds == 0]
+            free = [handle for handle in overdue if self._entries[handle].holds == 0]
             if len(free) >= limit or len(overdue) < asked:
                 return free[:limit]
             asked *= 2
@@ -84,5 +90,5 @@ class TierContents:
         """Goes on under another policy, an empty one. It is told of the entries in the order in which they would have
         gone; when each was used is not known to it."""
         for handle in self.handles(now_s):
-            policy.insert(handle, self._entries[handle][0].group, now_s)
+            policy.insert(handle, self._entries[handle].group, now_s)
         self._policy = policy

@@ -9,13 +9,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kv.extents import ExtentInfo, StoredPart
-from kv.part_range import PartRange
+from kv.extents import ExtentInfo
+from kv.part_range import LaneRange
 
 BLOCK_BYTES = 360 * 1024
 """16 tokens of a model of a billion parameters. What the bytes are does not matter to an index."""
 STORE_ID = "5a0c2f9e4b7d1836a0c2f9e4b7d1836a0c2f9e4b7d1836a0c2f9e4b7"
 """As long as the id of a Ray node."""
+_LANES = (LaneRange(0, 16, 0, 8),)
+"""One part an extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,6 @@ class BlockForest:
         while start < len(keys):
             stop = min(len(keys), start + self._rng.randint(*self._extent_blocks))
             extent_id = f"{STORE_ID}/{self._rng.randbytes(16).hex()}"
-            part = StoredPart(f"{extent_id}/0", PartRange(start, stop - start, 0, 16, 0, 8))
             parent = keys[start - 1] if start else None
-            yield ExtentInfo(extent_id, STORE_ID, keys[start:stop], (part,), (stop - start) * BLOCK_BYTES, parent)
+            yield ExtentInfo(extent_id, STORE_ID, keys[start:stop], start, _LANES, (stop - start) * BLOCK_BYTES, parent)
             start = stop

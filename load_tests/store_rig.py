@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kv.actor_calls import Actor
 from kv.directory_actor import DirectoryActor
+from kv.directory_client import DirectoryClient
 from kv.disk.settings import DiskSettings
 from kv.extents import Lookup, PullReceipt
 from kv.fetch import fetch_parts
@@ -26,6 +27,7 @@ from kv.node_store import NodeStore
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
 from kv.tiers import Tier
+from kv.wire import LookupRequest, pack_request, unpack_lookup
 
 LAYOUT = KvLayout(num_layers=16, num_kv_heads=8, head_dim=64, block_tokens=16, dtype="bfloat16")
 """512 KiB a block: KV of a model of a billion parameters."""
@@ -150,7 +152,7 @@ class StoreRig:
 
     def forget(self, keys: Sequence[bytes]) -> None:
         """Frees a chain in all tiers."""
-        found: Lookup = _get(self._directory.lookup.remote(keys, LIMIT_S))
+        found = self._look_up(keys)
         self._release(found)
         extent_ids = [piece.extent_id for piece in found.slices]
         for extent_id in extent_ids:
@@ -163,7 +165,7 @@ class StoreRig:
         Raises:
             StoreRigError: it came from another tier, or not all of it came, or not the right values.
         """
-        found: Lookup = _get(self._directory.lookup.remote(keys, LIMIT_S))
+        found = self._look_up(keys)
         tiers = {piece.tier for piece in found.slices}
         if found.num_blocks != len(keys) or tiers != {tier}:
             self._release(found)
@@ -174,7 +176,7 @@ class StoreRig:
         async def fetch() -> float:
             started_s = time.perf_counter()
             fetched = fetch_parts(
-                self._directory,
+                DirectoryClient(self._directory),
                 {"rig": self._store},
                 found,
                 keys,
@@ -194,7 +196,7 @@ class StoreRig:
             return time.perf_counter() - started_s
 
         elapsed_s = asyncio.run(fetch())
-        self._release(found)  # the reader has done it, without waiting: what comes next must not find it held
+        self._release(found)  # the reader would do it a moment later: what comes next must not find it held
         if misses:
             raise StoreRigError(f"not all of {len(keys)} blocks came: {misses}")
         pages = payload_of(self.part_blocks)
@@ -204,9 +206,13 @@ class StoreRig:
                 raise StoreRigError(f"the blocks from {first} on are not what was given")
         return elapsed_s
 
+    def _look_up(self, keys: Sequence[bytes]) -> Lookup:
+        request = pack_request(LookupRequest(keys, LIMIT_S))
+        return unpack_lookup(_get(self._directory.lookup.remote(request)))
+
     def _release(self, found: Lookup) -> None:
         if found.lease_id is not None:
-            _get(self._directory.release.remote(found.lease_id))
+            _get(self._directory.release.remote([found.lease_id]))
 
 
 def _get(answer: Any) -> Any:

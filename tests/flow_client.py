@@ -14,6 +14,7 @@ from actors.engine.request import EngineRequest, SamplingParams
 from app.dispatcher import Dispatcher
 from app.sequence_flow import SequenceFlow, SequencePlan
 from kv.keys import block_keys
+from kv.wire import pack_keys
 from migrate.admission import AdmissionPolicy
 from migrate.dispatch import make_policy
 from migrate.roster import Member
@@ -68,7 +69,10 @@ class FlowClient:
         keys = tuple(block_keys(request.prompt_token_ids, block_tokens, facts.fingerprint, request.salt))
 
         async def cached_tokens(keys: tuple[bytes, ...]) -> int:
-            return 0 if self.directory is None else block_tokens * await self.directory.match_blocks.remote(keys)
+            if self.directory is None:
+                return 0
+            num_blocks: int = await self.directory.match_blocks.remote(pack_keys(keys))
+            return block_tokens * num_blocks
 
         flow = SequenceFlow(
             request, SequencePlan(block_tokens, keys, cached_tokens, self.mode != "monolithic"), dispatcher

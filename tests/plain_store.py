@@ -8,11 +8,12 @@ from typing import Any
 
 from actors.addresses import StoreAddress
 from actors.engine.loading import LoadedModel
-from kv.extents import ExtentSlice, Lookup, PullReceipt, StoredPart
+from kv.extents import ExtentSlice, Lookup, PullReceipt
 from kv.keys import block_keys
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
 from kv.tiers import Tier
+from kv.wire import pack_lookup, unpack_request
 from tests.engine_driver import make_prompt
 
 BLOCK = 16
@@ -45,8 +46,9 @@ class PlainStore:
             keys = self.keys[number * count : (number + 1) * count]
             draft = draft_part(PartHeader(loaded.layout, loaded.fingerprint, whole, keys, BLOCK))
             draft.payload[:] = 1.5 + number
-            self.parts[f"p{number}"] = draft.seal()
-            self.slices.append(ExtentSlice(f"e{number}", "s", 0, count, (StoredPart(f"p{number}", whole),), tier))
+            self.parts[f"e{number}/0"] = draft.seal()
+            place = (whole.first_block, count, (whole.lanes,))
+            self.slices.append(ExtentSlice(f"e{number}", "s", 0, count, *place, tier))
         self.prefetched: list[str] = []
         self.got: list[str] = []
         """Parts that were asked for."""
@@ -89,16 +91,17 @@ class PlainStore:
         if self.fails is not None:
             raise self.fails
 
-    async def _lookup(self, keys: Sequence[bytes], lease_s: float) -> Lookup:
+    async def _lookup(self, request: bytes) -> bytes:
         self.lookups += 1
+        await self._release(unpack_request(request).released)
         await self._answer()
         if not self.has_prefix:
-            return Lookup(None, (), 0)
+            return pack_lookup(Lookup(None, (), 0))
         self.leases.add(self.lookups)
-        return Lookup(self.lookups, tuple(self.slices), 3)
+        return pack_lookup(Lookup(self.lookups, tuple(self.slices), 3))
 
-    async def _release(self, lease_id: int) -> None:
-        self.leases.discard(lease_id)
+    async def _release(self, lease_ids: Sequence[int]) -> None:
+        self.leases.difference_update(lease_ids)
 
     async def _renew(self, lease_ids: Sequence[int], lease_s: float) -> list[int]:
         await self._answer()

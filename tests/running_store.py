@@ -11,6 +11,7 @@ from kv.disk.settings import DiskSettings
 from kv.node_store import NodeStore
 from kv.policy.admission import DiskAdmission
 from kv.store_stats import DiskStats, StoreStats
+from kv.wire import pack_keys
 from tests.store_cell import MIB, Setup, get, stats_of
 
 DRAM_BYTES, DISK_BYTES = MIB, 2 * MIB
@@ -87,7 +88,7 @@ class RunningStore:
     def visible(self, keys: set[bytes]) -> set[bytes]:
         """Those of the blocks that the directory lists."""
         asked = sorted(keys)
-        found = get([self.directory.match_blocks.remote([key]) for key in asked])
+        found = get([self.directory.match_blocks.remote(pack_keys([key])) for key in asked])
         return {key for key, num_blocks in zip(asked, found, strict=True) if num_blocks}
 
 

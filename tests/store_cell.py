@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import ray
 from numpy.typing import NDArray
 
 from kv.directory_actor import DirectoryActor
+from kv.directory_client import DirectoryClient
 from kv.extents import Lookup, PullReceipt, TailReceipt
 from kv.fetch import fetch_parts, fetch_tail
 from kv.keys import block_keys
@@ -26,6 +27,7 @@ from kv.node_store import NodeStore
 from kv.part_range import MIN_PART_LIMIT_BYTES, PartRange
 from kv.parts import PartHeader, encode_part
 from kv.store_stats import StoreStats
+from kv.wire import LookupRequest, pack_keys, pack_request, unpack_lookup
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=16, dtype="float32")
 """64 KiB a block: a tail is small, and 12 blocks make a part."""
@@ -150,16 +152,24 @@ class Setup:
         return stats
 
     def lookup(self, keys: list[bytes], lease_s: float = 60.0, skip_blocks: int = 0) -> Lookup:
-        found: Lookup = get(self.directory.lookup.remote(keys, lease_s, skip_blocks))
-        return found
+        return look_up(self.directory, keys, lease_s, skip_blocks)
 
     def visible(self, keys: list[bytes]) -> int:
-        num_blocks: int = get(self.directory.match_blocks.remote(keys))
-        return num_blocks
+        return visible_blocks(self.directory, keys)
 
 
 def get(ref: Any) -> Any:
     return ray.get(ref, timeout=60)
+
+
+def look_up(directory: Any, keys: Sequence[bytes], lease_s: float, skip_blocks: int = 0) -> Lookup:
+    request = LookupRequest(keys, lease_s, skip_blocks)
+    return unpack_lookup(get(directory.lookup.remote(pack_request(request))))
+
+
+def visible_blocks(directory: Any, keys: Sequence[bytes]) -> int:
+    num_blocks: int = get(directory.match_blocks.remote(pack_keys(keys)))
+    return num_blocks
 
 
 def chain(name: str, num_blocks: int, layout: KvLayout = LAYOUT) -> list[bytes]:
@@ -220,7 +230,7 @@ def fetch(
 
     async def run() -> None:
         async for got in fetch_parts(
-            setup.directory, stores, found, keys, LAYOUT, FINGERPRINT, timeout_s=timeout_s, on_miss=lose
+            directory, stores, found, keys, LAYOUT, FINGERPRINT, timeout_s=timeout_s, on_miss=lose
         ):
             where = got.part.header.range
             stop = got.first_block + got.num_blocks
@@ -235,7 +245,14 @@ def fetch(
                 lanes[block] |= {(layer, head) for layer in layers for head in heads}
             assert got.num_layers == complete_layers()
 
-    asyncio.run(run())
+    async def run_and_release() -> None:
+        try:
+            await run()
+        finally:
+            directory.send_released()
+
+    directory = DirectoryClient(setup.directory)
+    asyncio.run(run_and_release())
     everything = LAYOUT.num_layers * LAYOUT.num_kv_heads
     assert all(len(lanes[block]) == everything for block in range(start, end))
     return end, misses

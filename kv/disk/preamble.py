@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import xxhash
 
 from kv.errors import PartError
+from kv.keys import KEY_BYTES
 
 FORMAT_VERSION = 1
 ALIGNMENT = 4096
 """Parts begin at multiples of it: pages of a memory mapping and blocks of the usual file systems."""
 
-KEY_BYTES = 32
 START = struct.Struct("<8sII")
 DIGEST_BYTES = 16
 

@@ -40,6 +40,11 @@ class GroupTable:
         """Names by group number; the first is "rest"."""
         return self._names
 
+    @property
+    def has_roots(self) -> bool:
+        """Whether there is any group but the rest."""
+        return bool(self._group_of_root)
+
     def group_of(self, parent_group: int, keys: Sequence[bytes]) -> int:
         """Group of consecutive blocks of a chain that are stored together.
 

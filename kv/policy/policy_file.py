@@ -68,18 +68,27 @@ class PolicySpec:
         return (self.default_ttl_s, *(group.ttl_s for group in self.groups))
 
 
-def make_policy(spec: PolicySpec) -> tuple[TtlPolicy, GroupTable]:
-    """An empty eviction policy and the groups that its handles are inserted with. The caller owns both.
+def make_policy(spec: PolicySpec) -> EvictionPolicy:
+    """An empty eviction policy; the caller owns it. Its groups are those of `make_groups`.
 
-    A `TtlPolicy` also where nothing has a TTL, so that `set_ttls` can give it some later.
+    Times-to-live cost memory for each entry, and so are there only where something has one.
 
     Raises:
         ValueError: `spec` holds what `load` would refuse.
     """
-    table = GroupTable((group.name, group.root) for group in spec.groups)
     if spec.eviction not in _INNER_POLICIES:
         raise ValueError(f"eviction={spec.eviction!r} is not allowed: give one of {', '.join(_INNER_POLICIES)}")
-    return TtlPolicy(_INNER_POLICIES[spec.eviction](), spec.ttls_s), table
+    policy = _INNER_POLICIES[spec.eviction]()
+    return policy if all(ttl_s is None for ttl_s in spec.ttls_s) else TtlPolicy(policy, spec.ttls_s)
+
+
+def make_groups(spec: PolicySpec) -> GroupTable:
+    """The groups that handles are inserted with into policies of `spec`.
+
+    Raises:
+        ValueError: `spec` holds what `load` would refuse.
+    """
+    return GroupTable((group.name, group.root) for group in spec.groups)
 
 
 def dump(spec: PolicySpec) -> str:

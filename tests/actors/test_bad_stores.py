@@ -39,7 +39,7 @@ from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.kv.disk.extents_to_write import mounted_disk
 from tests.reference import assert_greedy, load_reference
-from tests.store_cell import MIB, eventually, get, stats_of
+from tests.store_cell import MIB, eventually, get, look_up, stats_of, visible_blocks
 
 pytestmark = pytest.mark.cluster
 
@@ -149,15 +149,17 @@ class Cell:
         """Of the directory's counters."""
         return int(get(self.directory.stats.remote())[name])
 
+    def disk_evictions(self) -> int:
+        return int(get(self.directory.stats.remote())["evicted"]["disk"])
+
     def visible(self, prompt: Sequence[int]) -> int:
         """Blocks of a prompt that are stored."""
-        num_blocks: int = get(self.directory.match_blocks.remote(self.keys(prompt)))
-        return num_blocks
+        return visible_blocks(self.directory, self.keys(prompt))
 
     def file_of(self, folder: Path, prompt: Sequence[int]) -> Path:
-        found = get(self.directory.lookup.remote(self.keys(prompt), LEASE_S))
+        found = look_up(self.directory, self.keys(prompt), LEASE_S)
         (piece,) = found.slices
-        get(self.directory.release.remote(found.lease_id))
+        get(self.directory.release.remote([found.lease_id]))
         (path,) = folder.glob(f"??/{piece.extent_id.rsplit('/', 1)[1]}.kv")
         return path
 
@@ -343,7 +345,7 @@ def test_another_models_files_are_never_hit_and_make_room(cell: Cell, folder: Pa
     prompts = prompts_of(31, 2)
     file_bytes = HIT // BLOCK * BLOCK_BYTES + (1 + 2 * LAYER_GROUPS) * 4096  # at most
     store = cell.start_store(on_disk(folder, foreign_bytes + file_bytes))
-    evicted = cell.count("disk_evicted")
+    evicted = cell.disk_evictions()
     assert (stats_of(store).disk.used_bytes, stats_of(store).disk.num_found_extents) == (foreign_bytes, 2)
     answers = cell.run(0, prompts)
     assert [answer.cached_tokens for answer in answers] == [0, 0]
@@ -354,7 +356,7 @@ def test_another_models_files_are_never_hit_and_make_room(cell: Cell, folder: Pa
     assert len(left & foreign_files) == 1
     assert len(left - foreign_files) == 2
     assert stats_of(store).disk.used_bytes <= foreign_bytes + file_bytes
-    assert cell.count("disk_evicted") - evicted == 1
+    assert cell.disk_evictions() - evicted == 1
     assert [answer.cached_tokens for answer in cell.run(1, prompts)] == [HIT] * 2
 
 

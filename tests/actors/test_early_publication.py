@@ -62,8 +62,12 @@ def test_chunks_are_published_while_the_next_ones_are_computed(cell: FlowClient,
     assert [answer.cached_tokens for answer in again] == [(length - 1) // BLOCK * BLOCK for length in LENGTHS]
     assert [answer.tokens for answer in again] == [answer.tokens for answer in cold]
     wait_free(cell)
-    directory = ray.get(cell.directory.stats.remote(), timeout=30)
-    assert (directory["num_puts"], directory["num_leases"]) == (0, 0)
+
+    def is_anything_held() -> bool:
+        directory = ray.get(cell.directory.stats.remote(), timeout=30)
+        return bool(directory["num_puts"] or directory["num_leases"])
+
+    wait_until(lambda: not is_anything_held(), 10.0, "the directory holds something for a request that is gone")
 
 
 def test_a_prompt_that_is_mostly_there_gives_only_the_rest(cell: FlowClient) -> None:

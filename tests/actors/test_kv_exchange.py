@@ -117,7 +117,7 @@ def test_what_is_computed_faster_is_not_fetched(
             assert fetched == 0
         else:
             assert await exchange.fetch(found, [4, 9, 2, 7], held) == max(held, fetched * BLOCK)
-            assert sorted(store.got) == [f"p{number}" for number in range(held // BLOCK, fetched)]
+            assert sorted(store.got) == [f"e{number}/0" for number in range(held // BLOCK, fetched)]
         assert exchange.num_declined_tokens == declined * BLOCK
         await until(lambda: not store.leases)
         assert exchange._leases == set()
@@ -147,7 +147,7 @@ def test_only_what_lies_on_a_disk_and_is_worth_it_is_prefetched(loaded: LoadedMo
         exchange.use_store(store.address())
         found = await exchange.find(REQUEST, None)
         assert found is not None
-        await until(lambda: store.prefetched == ["p1", "p2"])
+        await until(lambda: store.prefetched == ["e1/0", "e2/0"])
         assert store.got == []
         exchange.give_up(found)
 
@@ -172,7 +172,7 @@ def test_a_fetch_that_came_or_timed_out_is_measured(
         found = await exchange.find(REQUEST, None)
         assert found is not None
         if trouble == "damage":
-            store.parts["p0"][-100] ^= 1
+            store.parts["e0/0"][-100] ^= 1
         elif trouble == "silence":
             store.answers.clear()
         await exchange.fetch(found, [4, 9, 2, 7], 0)
@@ -257,7 +257,7 @@ def test_a_fetch_that_fails_gives_everything_back(loaded: LoadedModel, trouble: 
         found = await exchange.find(FOLLOW_UP, hand_over())
         assert found is not None
         if trouble == "part damaged":
-            store.parts["p0"][-100] ^= 1
+            store.parts["e0/0"][-100] ^= 1
         elif trouble == "store dead":
             store.fails = ActorDiedError()
         else:

@@ -21,7 +21,7 @@ from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.reference import assert_greedy, load_reference
-from tests.store_cell import eventually, get, stats_of
+from tests.store_cell import eventually, get, look_up, stats_of
 from tests.worker_cell import worker_cell
 
 pytestmark = pytest.mark.cluster
@@ -111,9 +111,9 @@ class Cell:
 
     def lookup(self, prompt: Sequence[int]) -> Lookup:
         """What the store has of a prompt. Nothing is leased afterwards."""
-        found: Lookup = get(self.client.directory.lookup.remote(self.keys(prompt), 60.0))
+        found = look_up(self.client.directory, self.keys(prompt), 60.0)
         if found.lease_id is not None:
-            get(self.client.directory.release.remote(found.lease_id))
+            get(self.client.directory.release.remote([found.lease_id]))
         return found
 
     def tiers(self, prompt: Sequence[int]) -> list[tuple[int, str]]:

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from kv.directory import Directory
-from kv.extents import ExtentInfo, StoredPart
-from kv.part_range import PartRange
+from kv.extents import ExtentInfo
+from kv.part_range import LaneRange
+from kv.policy.policy_file import GroupTtl, PolicySpec
 
 
 def chain(text: str) -> list[bytes]:
@@ -15,8 +16,8 @@ def chain(text: str) -> list[bytes]:
 def extent(extent_id: str, text: str, first: int, *, store: str = "s", num_bytes: int = 10) -> ExtentInfo:
     """Blocks `first`.. of the chain `text`."""
     keys = tuple(chain(text)[first:])
-    parts = (StoredPart(f"{extent_id}/0", PartRange(first, len(keys), 0, 1, 0, 1)),)
-    return ExtentInfo(extent_id, store, keys, parts, num_bytes, chain(text)[first - 1] if first else None)
+    parent = chain(text)[first - 1] if first else None
+    return ExtentInfo(extent_id, store, keys, first, (LaneRange(0, 1, 0, 1),), num_bytes, parent)
 
 
 def put(directory: Directory, text: str, *extents: ExtentInfo, now_s: float = 0.0) -> None:
@@ -54,7 +55,7 @@ def test_two_puts_of_the_same_blocks_do_not_overlap() -> None:
 def test_holes_are_missing_ranges() -> None:
     directory = Directory()
     put(directory, "abcdef", extent("1", "abcdef", 4))
-    put(directory, "ab", ExtentInfo("2", "s", (b"ab",), (), 10, b"a"))
+    put(directory, "ab", extent("2", "ab", 1))
     ticket = directory.begin_put(chain("abcdefg"), 0.0, 10.0)
     assert ticket.missing == ((0, 1), (2, 4), (6, 7))
 
@@ -229,6 +230,32 @@ def test_released_leases_do_not_hide_expired_ones_from_an_eviction() -> None:
         directory.release(lease)
     directory.lookup(chain("a"), 0.0, 5.5)
     assert directory.evict("s", "dram", 10, 6.0) == ["1"]
+
+
+def test_a_time_to_live_can_be_given_to_what_is_here_and_taken_away() -> None:
+    directory = Directory()
+    put(directory, "a", extent("1", "a", 0))
+    put(directory, "b", extent("2", "b", 0))
+    assert directory.expire("s", 100.0, 9)["dram"] == []
+    directory.set_policy(PolicySpec(groups=(GroupTtl("a", b"a", 5.0),)), 100.0)
+    assert directory.expire("s", 105.0, 9)["dram"] == []
+    assert directory.expire("s", 105.1, 9)["dram"] == ["1"]
+    directory.set_policy(PolicySpec(eviction="lfu", default_ttl_s=5.0), 106.0)
+    directory.set_policy(PolicySpec(), 107.0)
+    assert directory.expire("s", 1000.0, 9)["dram"] == []
+    assert directory.counters.expired == {"dram": 1, "disk": 0}
+    assert directory.evict("s", "dram", 10, 1000.0) == ["2"]
+    assert directory.counters.evicted == {"dram": 1, "disk": 0}
+
+
+def test_blocks_of_one_extent_can_lie_on_chains_that_fork_within_it() -> None:
+    directory = Directory()
+    put(directory, "abcdef", extent("1", "abcdef", 0))
+    for text in ("abx", "abcdex", "abcdefg", "abcxef"):
+        found = directory.lookup(chain(text), 0.0, 5.0)
+        common = 6 if text == "abcdefg" else next(i for i, letter in enumerate(text) if letter == "x")
+        assert [(piece.first, piece.count) for piece in found.slices] == [(0, common)]
+        assert found.num_blocks == common
 
 
 def test_counters() -> None:

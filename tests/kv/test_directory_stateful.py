@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kv.directory import Directory
-from kv.extents import Copy, ExtentInfo, StoredPart
-from kv.part_range import PartRange
+from kv.extents import Copy, ExtentInfo
+from kv.part_range import LaneRange
 from kv.policy.policy_file import PolicySpec
 from kv.tiers import TIERS, Tier
 
@@ -146,9 +146,9 @@ class DirectoryMachine(RuleBasedStateMachine):
     def new_extent(self, store_id: str, chain: list[bytes], keys: list[bytes]) -> ExtentInfo:
         self.names += 1
         first = chain.index(keys[0])
-        part = StoredPart(f"p{self.names}", PartRange(first, len(keys), 0, 1, 0, 1))
+        lanes = (LaneRange(0, 1, 0, 1), LaneRange(1, 1, 0, 1))
         parent = chain[first - 1] if first else None
-        return ExtentInfo(f"e{self.names}", store_id, tuple(keys), (part,), 10 * len(keys), parent)
+        return ExtentInfo(f"e{self.names}", store_id, tuple(keys), first, lanes, 10 * len(keys), parent)
 
     @rule(data=st.data())
     def abort_put(self, data: st.DataObject) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv.extents import ExtentSlice, Lookup, StoredPart
+from kv.extents import ExtentSlice, Lookup
 from kv.fetch_choice import FetchCosts, FetchRun, may_compute_meanwhile, runs_of, tokens_that_may_pay, tokens_to_fetch
 from kv.layout import KvLayout
-from kv.part_range import PartRange
+from kv.part_range import LaneRange
 from kv.tiers import TIERS
 
 RUNS = st.lists(
@@ -79,9 +79,8 @@ def test_a_slow_run_in_front_is_no_reason_against_what_follows_while_the_reader_
 
 def test_runs_are_what_lies_beyond_the_held_blocks_with_all_the_bytes_of_their_extents() -> None:
     layout = KvLayout(num_layers=2, num_kv_heads=1, head_dim=8, block_tokens=4, dtype="float32")
-    parts = [StoredPart(f"p{layer}", PartRange(0, 3, layer, 1, 0, 1)) for layer in range(2)]
-    first = ExtentSlice("a", "s", 0, 3, tuple(parts))
-    second = ExtentSlice("b", "s", 0, 2, (StoredPart("q", PartRange(3, 4, 0, 2, 0, 1)),), "disk")
+    first = ExtentSlice("a", "s", 0, 3, 0, 3, (LaneRange(0, 1, 0, 1), LaneRange(1, 1, 0, 1)))
+    second = ExtentSlice("b", "s", 0, 2, 3, 4, (LaneRange(0, 2, 0, 1),), "disk")
     lookup = Lookup(1, (first, second), 5)
     extents = [3 * layout.block_bytes, 4 * layout.block_bytes]
     assert runs_of(lookup, layout) == [FetchRun(12, extents[0], "dram"), FetchRun(8, extents[1], "disk")]

@@ -143,7 +143,7 @@ def test_the_disk_never_takes_more_than_its_limit(setup: Setup, worker: Any, fol
         flush(store)
         assert disk_of(store).used_bytes <= limit_bytes
         assert sum(path.stat().st_size for path in files_in(folder)) <= limit_bytes
-    assert setup.directory_stats()["disk_evicted"] == 3
+    assert setup.directory_stats()["evicted"]["disk"] == 3
 
     # Also over what an earlier run with a higher limit left; the oldest goes.
     again = restart(setup, store, folder, disk_bytes=MIB)
@@ -287,7 +287,7 @@ def test_what_outlived_its_time_goes_from_both_tiers(setup: Setup, worker: Any, 
     eventually(lambda: setup.visible(keys) == 0)
     eventually(lambda: files_in(folder) == [] and stats_of(store).num_extents == 0)
     stats = setup.directory_stats()
-    assert (stats["dram_expired"], stats["disk_expired"]) == (1, 1)
+    assert stats["expired"] == {"dram": 1, "disk": 1}
     assert (stats_of(store).used_bytes, disk_of(store).used_bytes) == (0, 0)
 
 
@@ -315,7 +315,7 @@ def test_over_a_lowered_limit_goes_what_can_and_the_rest_once_it_is_released(
     get(store.set_limits.remote(0, 0))
     assert (stats_of(store).num_extents, disk_of(store).num_extents) == (1, 1)
     assert [setup.visible(chain(name, 12)) for name in "abc"] == [0, 12, 0]
-    get(setup.directory.release.remote(leased.lease_id))
+    get(setup.directory.release.remote([leased.lease_id]))
     eventually(lambda: (stats_of(store).used_bytes, disk_of(store).used_bytes) == (0, 0))
     assert files_in(folder) == []
     assert setup.visible(chain("b", 12)) == 0

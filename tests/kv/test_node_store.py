@@ -14,6 +14,7 @@ import pytest
 import ray
 from numpy.typing import NDArray
 
+from kv.directory_client import DirectoryClient
 from kv.extents import PullReceipt
 from kv.fetch import fetch_parts
 from kv.layout import KvLayout
@@ -75,8 +76,9 @@ def test_parts_of_a_block_are_put_together(setup: Setup, worker: Any) -> None:
     async def run() -> tuple[list[list[NDArray[Any]]], list[int]]:
         blocks: list[list[NDArray[Any]]] = [[], []]
         num_layers = []
+        directory = DirectoryClient(setup.directory)
         async for got in fetch_parts(
-            setup.directory, {"s": store}, found, keys, layout, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
+            directory, {"s": store}, found, keys, layout, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
         ):
             blocks[got.first_block].append(got.part.payload[0])
             num_layers.append(got.num_layers)
@@ -152,7 +154,7 @@ def test_over_the_limit_the_least_recently_used_goes_and_the_leased_stays(setup:
     assert [setup.visible(keys) for keys in (a, b, c, d)] == [12, 12, 0, 12]
     assert fetch(setup, {"s": store}, a, leased) == (12, [])
     assert stats_of(store).used_bytes <= 3 * MIB
-    assert setup.directory_stats()["dram_evicted"] == 2
+    assert setup.directory_stats()["evicted"]["dram"] == 2
 
 
 def test_when_all_is_leased_a_pull_is_refused(setup: Setup, worker: Any) -> None:
@@ -164,7 +166,7 @@ def test_when_all_is_leased_a_pull_is_refused(setup: Setup, worker: Any) -> None
     assert [setup.visible(keys) for keys in (a, b)] == [24, 0]
     assert stats_of(store).refusals == {"capacity": 1}
     assert_nothing_pending(setup, store)
-    get(setup.directory.release.remote(leased.lease_id))
+    get(setup.directory.release.remote([leased.lease_id]))
     assert pull(store, worker, b) == PullReceipt(24, None)
 
 
@@ -372,9 +374,10 @@ def test_another_models_reader_gets_nothing(setup: Setup, worker: Any) -> None:
     misses: list[str] = []
 
     async def run(layout: KvLayout, fingerprint: bytes, wanted: list[bytes]) -> None:
-        found = await setup.directory.lookup.remote(keys, 60.0)
+        directory = DirectoryClient(setup.directory)
+        found = await directory.lookup(keys, 60.0)
         async for _ in fetch_parts(
-            setup.directory,
+            directory,
             {"s": store},
             found,
             wanted,
@@ -412,14 +415,14 @@ def test_a_reader_that_stops_early_releases_its_lease(setup: Setup, worker: Any)
     found = setup.lookup(keys)
 
     async def run() -> None:
+        directory = DirectoryClient(setup.directory)
         async with aclosing(
-            fetch_parts(
-                setup.directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
-            )
+            fetch_parts(directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss)
         ) as blocks:
             async for got in blocks:
                 assert got.first_block == 0
                 break
+        directory.send_released()
 
     asyncio.run(run())
     eventually(lambda: setup.directory_stats()["num_leases"] == 0)
@@ -433,12 +436,13 @@ def test_a_slow_reader_keeps_its_blocks_after_lease_and_extent_are_gone(setup: S
     ends: list[int] = []
 
     async def run() -> None:
+        directory = DirectoryClient(setup.directory)
         async for got in fetch_parts(
-            setup.directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
+            directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
         ):
             if not ends:
-                await setup.directory.release.remote(found.lease_id)
-                await store.drop.remote(await setup.directory.evict.remote("s", "dram", 36 * LAYOUT.block_bytes))
+                await setup.directory.release.remote([found.lease_id])
+                await store.drop.remote(await directory.evict("s", "dram", 36 * LAYOUT.block_bytes))
             wanted = [values_of(LAYOUT, key) for key in keys[got.first_block : got.first_block + got.num_blocks]]
             np.testing.assert_array_equal(got.part.payload, wanted)
             ends.append(got.first_block + got.num_blocks)

@@ -201,7 +201,7 @@ class StoreMachine(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         for leased in picked(self.leases, pick):
             self.leases.remove(leased)
-            get(self.directory.release.remote(leased.found.lease_id))
+            get(self.directory.release.remote([leased.found.lease_id]))
 
     @precondition(lambda self: self.put_chains)
     @rule(data=st.data(), others=st.lists(chains, max_size=2))
@@ -305,7 +305,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.set_limits(0, 0)
         self.all_agree()
         for leased in self.leases:
-            get(self.directory.release.remote(leased.found.lease_id))
+            get(self.directory.release.remote([leased.found.lease_id]))
         for tail in self.tails:
             get(self.store.discard_tail.remote(tail.tail_id))
         self.leases.clear()

@@ -5,16 +5,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kv.extents import ExtentInfo, StoredPart
-from kv.part_range import PartRange
+from kv.extents import ExtentInfo
+from kv.part_range import LaneRange
 from kv.store_ledger import StoreLedger
 
 LIMIT_BYTES = 100
 
 
 def extent(extent_id: str, num_bytes: int) -> ExtentInfo:
-    parts = tuple(StoredPart(f"{extent_id}/{number}", PartRange(0, 1, number, 1, 0, 1)) for number in range(2))
-    return ExtentInfo(extent_id, "s", (extent_id.encode(),), parts, num_bytes, None)
+    lanes = tuple(LaneRange(layer, 1, 0, 1) for layer in range(2))
+    return ExtentInfo(extent_id, "s", (extent_id.encode(),), 0, lanes, num_bytes, None)
 
 
 class LedgerMachine(RuleBasedStateMachine):

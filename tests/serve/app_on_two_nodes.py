@@ -20,6 +20,7 @@ from actors.addresses import address_of
 from actors.model_source import resolve_model
 from app.builder import build
 from kv.keys import block_keys
+from kv.wire import pack_keys
 from tests.app_insides import directory, store_stats
 from tests.asked import SERVED, Asked
 from tests.engine_driver import greedy, make_prompt
@@ -68,7 +69,7 @@ class TwoNodes:
     def stored_blocks(self, prompt: Sequence[int]) -> int:
         fingerprint = address_of(self.app.members()[0]).facts.fingerprint
         keys = block_keys(prompt, BLOCK, fingerprint, b"")
-        num_blocks: int = ray.get(directory().match_blocks.remote(keys), timeout=30)
+        num_blocks: int = ray.get(directory().match_blocks.remote(pack_keys(keys)), timeout=30)
         return num_blocks
 
 

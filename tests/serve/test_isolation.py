@@ -13,6 +13,7 @@ import ray
 from actors.addresses import address_of
 from app.api_keys import ApiKeys, derive_salt, new_key
 from kv.keys import block_keys
+from kv.wire import pack_keys
 from tests.app_insides import directory, store_stats
 from tests.engine_driver import make_prompt
 from tests.openai_app import OpenAIApp, cached_tokens
@@ -44,7 +45,7 @@ class Tenants:
         assert principal is not None
         fingerprint = address_of(self.app.members()[0]).facts.fingerprint
         keys = block_keys(prompt, BLOCK, fingerprint, derive_salt(principal.salt, None))
-        num_blocks: int = ray.get(directory().match_blocks.remote(keys), timeout=30)
+        num_blocks: int = ray.get(directory().match_blocks.remote(pack_keys(keys)), timeout=30)
         return num_blocks
 
 

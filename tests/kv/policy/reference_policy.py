@@ -74,7 +74,7 @@ TTLS_S: tuple[float | None, ...] = (4.0, None, 0.3)
 
 def _from_file() -> EvictionPolicy:
     groups = tuple(GroupTtl(f"g{number}", bytes([number]) * 32, TTLS_S[number]) for number in (1, 2))
-    return make_policy(PolicySpec("lfu", TTLS_S[0], groups))[0]
+    return make_policy(PolicySpec("lfu", TTLS_S[0], groups))
 
 
 IMPLEMENTATIONS: dict[str, tuple[Callable[[], EvictionPolicy], Callable[[], ReferencePolicy]]] = {
