@@ -26,7 +26,7 @@ def test_curves_and_gains_come_from_remembered_evaluations(tmp_path: Path, capsy
         assert len(curve) == 8
         assert curve == sorted(curve)
     cheapest = min(first["front"], key=lambda each: each["objectives"][2])
-    assert first["best"]["cost"]["point"] == cheapest["point"]
+    assert first["best"]["best cost"]["point"] == cheapest["point"]
 
     kept = tmp_path / "one-12.jsonl"
     lines = kept.read_text().splitlines()
