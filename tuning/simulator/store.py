@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kv.policy.interface import EvictionPolicy
-from kv.policy.lfu import LfuPolicy
-from kv.policy.lru import LruPolicy
-from kv.policy.policy_file import PolicySpec, make_policy
+from kv.policy.policy_file import make_policy
 from tuning.simulator.events import STORED, EventQueue
 from tuning.simulator.lane import Lane, submit_through
 from tuning.simulator.settings import SimulationSettings
@@ -263,17 +260,8 @@ class Store:
 def _tier(settings: SimulationSettings, capacity_blocks: int, groups: Sequence[int] | None) -> TierBlocks:
     return TierBlocks(
         capacity_blocks,
-        _policy(settings.policy),
+        make_policy(settings.policy),
         group_of_block=groups,
         counts_uses=settings.policy.eviction == "lfu",
         front_first=settings.touch_order == "front_to_back",
     )
-
-
-def _policy(spec: PolicySpec) -> EvictionPolicy:
-    """The policy that a spec is for, without the layer that looks after times-to-live where there are none: its TTLs
-    do not change during a run, so it would only pass everything on."""
-    policy = make_policy(spec)[0]
-    if any(ttl_s is not None for ttl_s in spec.ttls_s):
-        return policy
-    return LfuPolicy() if spec.eviction == "lfu" else LruPolicy()

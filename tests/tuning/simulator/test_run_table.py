@@ -85,8 +85,8 @@ def test_runs_keep_what_single_blocks_would(
         return  # a plain cache under LFU throws out what it has just taken in: no such corner is promised
     capacity = data.draw(st.integers(1, 12))
     spec = PolicySpec(eviction, ttl_s)
-    tier = TierBlocks(capacity, make_policy(spec)[0], counts_uses=eviction == "lfu", front_first=front_first)
-    single = BlockByBlock(capacity, make_policy(spec)[0], front_first)
+    tier = TierBlocks(capacity, make_policy(spec), counts_uses=eviction == "lfu", front_first=front_first)
+    single = BlockByBlock(capacity, make_policy(spec), front_first)
     now_s = 0.0
     for _ in range(data.draw(st.integers(1, 25))):
         now_s += data.draw(st.sampled_from([0.0, 1.0, 2.0]))
@@ -108,7 +108,7 @@ def test_runs_keep_what_single_blocks_would(
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_a_walk_from_anywhere_ends_where_blocks_do(data: st.DataObject) -> None:
-    tier = TierBlocks(12, make_policy(PolicySpec())[0])
+    tier = TierBlocks(12, make_policy(PolicySpec()))
     here: set[int] = set()
     for chain in data.draw(st.lists(chains, max_size=6)):
         tier.put_missing([block for block in chain if data.draw(st.booleans())], 0.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kv.policy.groups import GroupTable
 from kv.policy.lru import LruPolicy
-from kv.policy.policy_file import dump, load, make_policy
+from kv.policy.policy_file import dump, load, make_groups, make_policy
 from tests.tuning.trace.random_traces import blocks_of, traces
 from tests.tuning.ttl.path_traces import path_trace
 from tuning.simulator.group_roots import groups_of_trace, root_key
@@ -122,7 +122,7 @@ def test_the_live_store_s_policy_does_with_the_file_what_the_plan_says(
     plan = solve(reuse_curves(uses, groups, len(roots) + 1), budget_block_s, horizon_s=uses.horizon_s)
     spec = load(dump(to_policy_spec(plan, [root_key(root) for root in roots], "lfu")))
     assert spec.eviction == "lfu"
-    policy, table = make_policy(spec)
+    policy, table = make_policy(spec), make_groups(spec)
     assert table.names == ("rest", *(f"group-{number}" for number in range(1, len(roots) + 1)))
     live_groups = _groups_by_chain(trace, table)
     assert live_groups.tolist() == groups.tolist() == (groups_of_trace(trace, spec) or [0] * trace.num_ids)
