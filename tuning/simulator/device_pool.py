@@ -53,8 +53,9 @@ class DevicePool(RunTable):
         held_blocks = self.live_blocks + self.private_blocks + new_blocks
         if matched:
             # Counted before anything is cut: what is cached is to stay in its order where there is no room.
-            holders, run_of = self._holders, self._run_of
-            held_blocks += sum(not holders[run_of[block]] for block in chain[:matched])
+            for handle, count in self._spans(chain, matched):
+                if not self._holders[handle]:
+                    held_blocks += count
         if held_blocks > self.capacity_blocks:
             return False
         if matched:

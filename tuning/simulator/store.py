@@ -9,6 +9,7 @@ from typing import Final
 from kv.policy.policy_file import make_policy
 from tuning.simulator.events import STORED, EventQueue
 from tuning.simulator.lane import Lane, submit_through
+from tuning.simulator.run_table import without
 from tuning.simulator.settings import SimulationSettings
 from tuning.simulator.tier_blocks import TierBlocks
 from tuning.simulator.write_behind import WriteBehind
@@ -58,11 +59,12 @@ class Segment:
 
 @dataclass(slots=True)
 class _Promotions:
-    """Blocks on their way from the disk, by the number of their transfer."""
+    """What is on its way from the disk: stretches `start` to `stop` of prompts, by the number of their transfer."""
 
-    blocks: dict[int, list[int]] = field(default_factory=dict)
+    stretches: dict[int, tuple[Sequence[int], list[tuple[int, int]]]] = field(default_factory=dict)
     ready_s: dict[int, float] = field(default_factory=dict)
     """By block."""
+    begun: int = 0
 
 
 class Store:
@@ -226,35 +228,38 @@ class Store:
     ) -> tuple[float, float]:
         """Read what of `chain[start:stop]` is not in DRAM nor being read; when that begins, and when all is there."""
         promotions = self._promotions
-        blocks: list[int] = []
-        end_s = now_s
-        for block in chain[start:stop]:
-            ready_s = promotions.ready_s.get(block)
-            if ready_s is not None:
-                end_s = max(end_s, ready_s)
-            elif not self.dram.has(block):
-                blocks.append(block)
-        if not blocks:
+        stretches, end_s = [], now_s
+        while start < stop:
+            start = self.dram.matched(chain, start, stop)
+            end = self.dram.missing(chain, start, stop)
+            for block in promotions.ready_s.keys() & chain[start:end]:
+                end_s = max(end_s, promotions.ready_s[block])
+            stretches += without(chain, start, end, promotions.ready_s.keys())
+            start = end
+        num_blocks = sum(last - first for first, last in stretches)
+        if not num_blocks:
             return now_s, end_s
-        num_bytes = len(blocks) * self.block_bytes
+        num_bytes = num_blocks * self.block_bytes
         if is_prefetch:
             self.moved.disk_prefetched += num_bytes
         else:
             self.moved.disk_fetched += num_bytes
         begin_s, read_s = self.disk_read.submit(now_s, num_bytes)
-        for block in blocks:
-            promotions.ready_s[block] = read_s
-        promotions.blocks[blocks[0]] = blocks
-        self._events.schedule(read_s, STORED, self._promote, blocks[0])
+        for first, last in stretches:
+            promotions.ready_s.update(dict.fromkeys(chain[first:last], read_s))
+        promotions.begun += 1
+        promotions.stretches[promotions.begun] = chain, stretches
+        self._events.schedule(read_s, STORED, self._promote, promotions.begun)
         return begin_s, max(end_s, read_s)
 
-    def _promote(self, now_s: float, first_block: int) -> None:
+    def _promote(self, now_s: float, number: int) -> None:
         """Blocks have been read from the disk."""
-        blocks = self._promotions.blocks.pop(first_block)
-        for block in blocks:
-            del self._promotions.ready_s[block]
-        if self._has_dram:
-            self.moved.dram_promoted += self.dram.put_missing(blocks, now_s) * self.block_bytes
+        chain, stretches = self._promotions.stretches.pop(number)
+        for first, last in stretches:
+            for block in chain[first:last]:
+                del self._promotions.ready_s[block]
+            if self._has_dram:
+                self.moved.dram_promoted += self.dram.put_missing(chain, first, last, now_s) * self.block_bytes
 
 
 def _tier(settings: SimulationSettings, capacity_blocks: int, groups: Sequence[int] | None) -> TierBlocks:

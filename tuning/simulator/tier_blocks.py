@@ -70,8 +70,8 @@ class TierBlocks(RunTable):
                 if start > end:
                     self._insert(chain[end:start], ())
             return
-        held = self._runs_within(chain, stop)
         start = self.matched(chain, 0, stop)
+        held = self._runs_within(chain, stop)
         if start < stop:
             room = self.capacity_blocks - sum(len(self._runs[handle]) for handle in held)
             while start < stop and room > 0:
@@ -84,17 +84,16 @@ class TierBlocks(RunTable):
             held.sort(key=lambda handle: self._runs[handle][0])
         self._use(held)
 
-    def put_missing(self, blocks: Sequence[int], now_s: float) -> int:
-        """Add those of a prompt's `blocks` that are not here, and say how many; the others don't count as used."""
+    def put_missing(self, chain: Sequence[int], start: int, stop: int, now_s: float) -> int:
+        """Add those of `chain[start:stop]` that are not here; how many. Nothing counts as used."""
         self._now_s = now_s
         inserted_before = self.inserted_blocks
-        index, stop = 0, len(blocks)
-        while index < stop:
-            index = self.matched(blocks, index, stop)
-            end = self.missing(blocks, index, stop)
-            if end > index:
-                self._insert(blocks[index:end], ())
-            index = end
+        while start < stop:
+            start = self.matched(chain, start, stop)
+            end = self.missing(chain, start, stop)
+            if end > start:
+                self._insert(chain[start:end], ())
+            start = end
         return self.inserted_blocks - inserted_before
 
     def put_nameless(self, num_blocks: int, now_s: float) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tuning.simulator.events import STORED, EventQueue
 from tuning.simulator.lane import submit_through
+from tuning.simulator.run_table import without
 from tuning.simulator.settings import SimulationSettings
 
 if TYPE_CHECKING:
@@ -29,33 +30,34 @@ class WriteBehind:
         self._events = events
         self._waiting: set[int] = set()
         self._waiting_bytes = 0
-        self._jobs: dict[int, tuple[list[int], int]] = {}
+        self._jobs: dict[int, tuple[Sequence[int], list[tuple[int, int]], int, int]] = {}
         self._next_job = 0
 
     def stored(self, chain: Sequence[int], stop: int, num_nameless: int, now_s: float) -> None:
         """`chain[:stop]` is in DRAM now, and so are blocks that nobody will ask for."""
         if self._admission.admits(num_uses=0):
-            self._enqueue(self._not_on_disk(chain, stop), num_nameless, now_s)
+            self._enqueue(chain, self._not_on_disk(chain, stop), num_nameless, now_s)
 
     def used(self, chain: Sequence[int], stop: int, now_s: float) -> None:
         """`chain[:stop]` was found. Where all is written once it is stored, that has been done."""
         if self._admission.admits(num_uses=1) and not self._admission.admits(num_uses=0):
-            self._enqueue(self._not_on_disk(chain, stop), 0, now_s)
+            self._enqueue(chain, self._not_on_disk(chain, stop), 0, now_s)
 
-    def _not_on_disk(self, chain: Sequence[int], stop: int) -> list[int]:
+    def _not_on_disk(self, chain: Sequence[int], stop: int) -> list[tuple[int, int]]:
+        """Stretches (start, stop) of `chain[:stop]` that are neither on disk nor waiting."""
         disk = self._store.disk
-        waiting = self._waiting
-        blocks: list[int] = []
+        stretches: list[tuple[int, int]] = []
         start = 0
         while start < stop:
             end = disk.matched(chain, start, stop)
             start = disk.missing(chain, end, stop)
-            if start > end:
-                blocks += [block for block in chain[end:start] if block not in waiting]
-        return blocks
+            stretches += without(chain, end, start, self._waiting)
+        return stretches
 
-    def _enqueue(self, blocks: list[int], num_nameless: int, now_s: float) -> None:
-        num_blocks = len(blocks) + num_nameless
+    def _enqueue(self, chain: Sequence[int], stretches: list[tuple[int, int]], num_nameless: int, now_s: float) -> None:
+        num_blocks = num_nameless
+        for start, stop in stretches:
+            num_blocks += stop - start
         if not num_blocks:
             return
         store = self._store
@@ -64,19 +66,20 @@ class WriteBehind:
             self.refused_blocks += num_blocks
             return
         self._waiting_bytes += num_bytes
-        self._waiting.update(blocks)
+        for start, stop in stretches:
+            self._waiting.update(chain[start:stop])
         store.moved.dram_to_disk += num_bytes
         _, end_s = submit_through(store.dram_read, store.disk_write, now_s, num_bytes)
-        self._jobs[self._next_job] = blocks, num_nameless
+        self._jobs[self._next_job] = chain, stretches, num_nameless, num_bytes
         self._events.schedule(end_s, STORED, self._written, self._next_job)
         self._next_job += 1
 
     def _written(self, now_s: float, job: int) -> None:
-        blocks, num_nameless = self._jobs.pop(job)
-        store = self._store
-        self._waiting_bytes -= (len(blocks) + num_nameless) * store.block_bytes
-        self._waiting.difference_update(blocks)
-        if blocks:
-            store.disk.put_missing(blocks, now_s)
+        chain, stretches, num_nameless, num_bytes = self._jobs.pop(job)
+        disk = self._store.disk
+        self._waiting_bytes -= num_bytes
+        for start, stop in stretches:
+            self._waiting.difference_update(chain[start:stop])
+            disk.put_missing(chain, start, stop, now_s)
         if num_nameless:
-            store.disk.put_nameless(num_nameless, now_s)
+            disk.put_nameless(num_nameless, now_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,14 +150,3 @@ def test_more_memory_never_hits_less(touch_order: Any, trace: Trace) -> None:
     ]
     assert hits == sorted(hits)
     assert hits[0] == 0
-
-
-@settings(max_examples=40, deadline=None)
-@given(trace=traces(), deployment=deployments())
-def test_no_time_to_live_is_an_endless_one(trace: Trace, deployment: SimulationSettings) -> None:
-    """Without TTLs the layer that looks after them is left out."""
-    eviction = deployment.policy.eviction
-    without = simulate(trace, timing(), replace(deployment, policy=PolicySpec(eviction)))
-    endless = simulate(trace, timing(), replace(deployment, policy=PolicySpec(eviction, 1e9)))
-    np.testing.assert_array_equal(without.end_s, endless.end_s)
-    assert (without.dram, without.disk) == (endless.dram, endless.disk)

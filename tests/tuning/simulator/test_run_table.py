@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kv.policy.interface import EvictionPolicy
 from kv.policy.policy_file import Eviction, PolicySpec, make_policy
 from tuning.simulator.device_pool import DevicePool
+from tuning.simulator.run_table import RunTable, without
 from tuning.simulator.tier_blocks import TierBlocks
 
 DEPTH = 7
@@ -25,6 +27,21 @@ def chain_of(path: Sequence[int]) -> list[int]:
         node = 2 * node + 1 + turn
         chain.append(node)
     return chain
+
+
+LEAVES = [chain_of(path) for path in itertools.product((0, 1), repeat=DEPTH)]
+
+
+def blocks_of(table: RunTable) -> set[int]:
+    """All that is there: whatever walks along all prompts come by."""
+    found: set[int] = set()
+    for chain in LEAVES:
+        start = 0
+        while start < DEPTH:
+            end = table.matched(chain, start, DEPTH)
+            found.update(chain[start:end])
+            start = table.missing(chain, end, DEPTH) if end < DEPTH else DEPTH
+    return found
 
 
 chains = st.lists(st.integers(0, 1), min_size=1, max_size=DEPTH).map(chain_of)
@@ -100,7 +117,7 @@ def test_runs_keep_what_single_blocks_would(
         if data.draw(st.booleans()):
             tier.put(chain, len(chain), now_s)
             single.put(chain, now_s)
-        assert {block for block in range(NUM_IDS) if tier.has(block)} == single.blocks
+        assert blocks_of(tier) == single.blocks
         assert tier.used_blocks == len(single.blocks) <= capacity
         assert tier.inserted_blocks - tier.evicted_blocks - tier.expired_blocks == tier.used_blocks
 
@@ -111,13 +128,26 @@ def test_a_walk_from_anywhere_ends_where_blocks_do(data: st.DataObject) -> None:
     tier = TierBlocks(12, make_policy(PolicySpec()))
     here: set[int] = set()
     for chain in data.draw(st.lists(chains, max_size=6)):
-        tier.put_missing([block for block in chain if data.draw(st.booleans())], 0.0)
-    here = {block for block in range(NUM_IDS) if tier.has(block)}
+        start = data.draw(st.integers(0, len(chain) - 1))
+        stop = data.draw(st.integers(start + 1, len(chain)))
+        tier.put_missing(chain, start, stop, 0.0)
+        here |= set(chain[start:stop])
+        if len(here) > 12:
+            here = blocks_of(tier)
+    assert blocks_of(tier) == here
     chain = data.draw(chains)
     start = data.draw(st.integers(0, len(chain) - 1))
     rest = range(start, len(chain))
     assert tier.matched(chain, start, len(chain)) == next((i for i in rest if chain[i] not in here), len(chain))
-    assert tier.missing(chain, start, len(chain)) == next((i for i in rest if chain[i] in here), len(chain))
+    if chain[start] not in here:
+        assert tier.missing(chain, start, len(chain)) == next((i for i in rest if chain[i] in here), len(chain))
+
+
+def test_stretches_without_busy_blocks() -> None:
+    chain = [3, 5, 6, 9, 12, 14]
+    assert without(chain, 1, 5, {3, 14}) == [(1, 5)]
+    assert without(chain, 0, 6, {6, 14}) == [(0, 2), (3, 5)]
+    assert without(chain, 0, 2, {3, 5}) == without(chain, 2, 2, set()) == []
 
 
 @settings(max_examples=100, deadline=None)
@@ -162,6 +192,6 @@ def test_a_device_pool_is_an_lru_of_single_blocks(data: st.DataObject) -> None:
                     cached.pop(block, None)
                     holders[block] = holders.get(block, 0) + 1
                 running.append((chain, num_private))
-        assert {block for block in range(NUM_IDS) if pool.has(block)} == set(holders) | set(cached)
+        assert blocks_of(pool) == set(holders) | set(cached)
         assert (pool.live_blocks, pool.private_blocks, pool.cached_blocks) == (len(holders), private, len(cached))
         assert pool.free_blocks == capacity - len(holders) - private - len(cached) >= 0
