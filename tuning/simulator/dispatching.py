@@ -48,6 +48,8 @@ class Dispatching:
         self._policy = make_policy(policy, seed=seed)
         self._wants_keys = policy == "prefix_aware"
         self._reservations = Reservations(_FOR_EVER_S)
+        self._views: dict[int, WorkerView] = {}
+        """By instance, as long as neither its report nor what is reserved on it has changed."""
         self._max_running_requests = max_running_requests
         self._send = send
         self._waiting: deque[tuple[int, int]] = deque()
@@ -73,6 +75,7 @@ class Dispatching:
     def first_token(self, row: int) -> None:
         """A prefill is done."""
         self._reservations.release_prefill(str(row))
+        self._views.pop(self._outcomes.prefill_instance[row], None)
 
     def on_decode(self, row: int, instance: Instance) -> None:
         """The decode instance holds a request's blocks itself now."""
@@ -82,6 +85,7 @@ class Dispatching:
     def without_decode(self, row: int, instance: Instance) -> None:
         """The first token was the only one: what was promised on the decode instance is not needed."""
         self._reservations.release_decode(str(row))
+        self._views.pop(instance.number, None)
         instance.reserved_requests -= 1
         instance.reserved_blocks -= self._prompts.lifetime_blocks[row]
 
@@ -93,7 +97,7 @@ class Dispatching:
         limit = self._max_running_requests
         lifetime_blocks = self._prompts.lifetime_blocks[row]
         roomy = [
-            self._reservations.view(instance.load())
+            self._view(instance)
             for instance in self._decode
             if instance.running_requests + instance.reserved_requests < limit
             and instance.pool.held_blocks + instance.reserved_blocks + lifetime_blocks <= instance.pool.capacity_blocks
@@ -122,11 +126,20 @@ class Dispatching:
             decode_worker=decode.worker_id,
             decode_blocks=lifetime_blocks,
         )
+        self._views.pop(prefill.number, None)
+        self._views.pop(decode.number, None)
         self._outcomes.admitted_s[row] = now_s
         self._outcomes.prefill_instance[row] = prefill.number
         self._outcomes.decode_instance[row] = decode.number
         self._send(now_s, row, prefill, decode)
         return True
+
+    def _view(self, instance: Instance) -> WorkerView:
+        load = instance.load()
+        view = self._views.get(instance.number)
+        if view is None or view.load is not load:
+            view = self._views[instance.number] = self._reservations.view(load)
+        return view
 
     def _choose(self, request: DispatchRequest, roomy: Sequence[WorkerView]) -> tuple[Instance, Instance]:
         """Instances for prefill and decode."""
@@ -135,7 +148,7 @@ class Dispatching:
             return both, both
         self._turn += 1
         decode = self._by_id[choose_decode(request, roomy, turn=self._turn)]
-        views = [self._reservations.view(instance.load()) for instance in self._prefill]
+        views = [self._view(instance) for instance in self._prefill]
         return self._by_id[self._policy.choose(request, views)], decode
 
     def _keys(self, row: int) -> tuple[bytes, ...]:
