@@ -121,7 +121,9 @@ def is_scanned() -> bool:
         stores = store_stats()["stores"]
     except RayError:  # it is being started again
         return False
-    return len(stores) == 1 and all(store.disk is not None and store.disk.is_scanned for store in stores.values())
+    return len(stores) == 1 and all(
+        isinstance(store, StoreStats) and store.disk is not None and store.disk.is_scanned for store in stores.values()
+    )
 
 
 def test_a_known_prefix_is_a_disk_hit_after_a_restart(restarts: Restarts, judge: Judge) -> None:
