@@ -215,6 +215,14 @@ class Directory:
         self.counters.evicted[tier] += len(victims)
         return self._remove_copies(victims, tier)
 
+    def shrink(self, store_id: str, tier: Tier, excess_bytes: int, now_s: float) -> list[str]:
+        """As `evict`; but when what can go is less than `excess_bytes`, all of that goes."""
+        gone = self.evict(store_id, tier, excess_bytes, now_s)
+        if not gone:
+            while one := self.evict(store_id, tier, 1, now_s):
+                gone += one
+        return gone
+
     def expire(self, store_id: str, now_s: float, limit: int) -> dict[Tier, list[str]]:
         """Forget copies of a store that have outlived their time-to-live, at most `limit` in each tier.
 

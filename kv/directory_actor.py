@@ -103,13 +103,8 @@ class DirectoryActor:
             return self._directory.evict(store_id, tier, need_bytes, time.monotonic())
 
     def shrink(self, store_id: str, tier: Tier, excess_bytes: int) -> list[str]:
-        """As `evict`; but when what can go is less than `excess_bytes`, all of that goes."""
         with self._lock:
-            gone = self._directory.evict(store_id, tier, excess_bytes, time.monotonic())
-            if not gone:
-                while one := self._directory.evict(store_id, tier, 1, time.monotonic()):
-                    gone += one
-            return gone
+            return self._directory.shrink(store_id, tier, excess_bytes, time.monotonic())
 
     def keep_house(self, store_id: str) -> tuple[int, dict[Tier, list[str]]]:
         """For a store to call now and then: the id of this directory, another one after a restart, and what `expire`

@@ -93,7 +93,6 @@ class DirectoryClient:
         return extent_ids
 
     async def shrink(self, store_id: str, tier: Tier, excess_bytes: int) -> list[str]:
-        """See `DirectoryActor.shrink`."""
         extent_ids: list[str] = await self.actor.shrink.remote(store_id, tier, excess_bytes)
         return extent_ids
 
