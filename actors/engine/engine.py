@@ -209,7 +209,7 @@ class Engine:
         events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
         for sequence in void.values():
             self.scheduler.return_to_fetching(sequence)
-        waited_s, exports = 0.0, list[Export | None]()
+        waited_s, exports = 0.0, list[Export]()
         for chunk in chunks:
             sequence = chunk.sequence
             if sequence.request_id in void:
@@ -221,8 +221,9 @@ class Engine:
             self.counters.count_chunk(chunk)
             if sequence.request_id not in damaged:
                 self.scheduler.computed(chunk)
-                if sequence.request.hand_over and sequence.num_uncomputed > 0:
-                    exports.append(self.early_exports.begin(sequence))
+                is_prompt_left = sequence.request.hand_over and sequence.num_uncomputed > 0
+                if is_prompt_left and (early := self.early_exports.begin(sequence)) is not None:
+                    exports.append(early)
         events += [
             self._accept(sequence, token)
             for sequence, token in zip(sampling, tokens, strict=True)
@@ -232,7 +233,7 @@ class Engine:
         result = StepResult(
             events,
             self._take_fetches(),
-            [export for export in exports if export is not None],
+            exports,
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
             duration_s=time.perf_counter() - started_s - waited_s,

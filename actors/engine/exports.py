@@ -6,7 +6,6 @@ chunk runs; at its end only those of the last chunk are left to be handed over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actors.engine.block_manager import BlockManager
@@ -78,5 +77,5 @@ class EarlyExports:
 def content_of(sequence: SequenceState, block_tokens: int) -> Export:
     """What an ended request left, its partly filled last block included."""
     full = sequence.num_computed // block_tokens
-    keys: Sequence[bytes] = sequence.keys(block_tokens)[:full]
-    return Export(sequence.request_id, tuple(sequence.block_ids), tuple(keys), sequence.num_computed)
+    keys = tuple(sequence.keys(block_tokens)[:full])
+    return Export(sequence.request_id, tuple(sequence.block_ids), keys, sequence.num_computed)
