@@ -10,7 +10,8 @@ from kv.policy.policy_file import Eviction, PolicySpec
 from tuning.hardware_profile import HardwareProfile
 from tuning.pareto.space import Point
 from tuning.price_book import PriceBook
-from tuning.simulator.settings import Mode, PartialBlocks, SimulationSettings
+from tuning.simulator.settings import Mode, SimulationSettings
+from tuning.trace.trace import PartialBlocks
 from tuning.ttl.policy import SHORTEST_TTL_S
 
 GIB = 1 << 30

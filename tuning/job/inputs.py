@@ -21,9 +21,9 @@ from tuning.model_config import read_model_shape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
 from tuning.pareto.trials import fingerprint
 from tuning.price_book import PriceBook, read_prices
-from tuning.simulator.settings import PartialBlocks
 from tuning.timing import Timing
 from tuning.trace.reading import read_trace
+from tuning.trace.trace import PartialBlocks
 
 _INSTANCES = ("prefill_instances", "decode_instances", "monolithic_instances")
 

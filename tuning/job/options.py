@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
 from migrate.dispatch import POLICIES
 from tuning.deployment.objectives import Statistic
 from tuning.job.choice import Rule
+from tuning.option_types import above_0, whole
 from tuning.pareto.methods import METHODS
-from tuning.simulator.settings import Mode, PartialBlocks
+from tuning.simulator.settings import Mode
 from tuning.trace import formats
+from tuning.trace.trace import PartialBlocks
 
 _EPILOG = """an axis is a whole number, which is fixed, or LOW:HIGH:COARSE/FINE, which is searched: first every COARSE,
 then down to steps of FINE
@@ -40,9 +40,9 @@ def make_parser() -> argparse.ArgumentParser:
     given = parser.add_argument_group("what is given")
     given.add_argument("--trace", type=Path, required=True, metavar="FILE", help="requests with block hashes")
     given.add_argument("--trace-format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
-    given.add_argument("--block-size", type=_whole(1), metavar="TOKENS", help="a block, if the file leaves it open")
+    given.add_argument("--block-size", type=whole(1), metavar="TOKENS", help="a block, if the file leaves it open")
     given.add_argument(
-        "--rate-factor", type=_above_0, default=1.0, metavar="F", help="requests arrive F times as fast (default 1)"
+        "--rate-factor", type=above_0, default=1.0, metavar="F", help="requests arrive F times as fast (default 1)"
     )
     given.add_argument("--model", required=True, metavar="NAME", help="a known one, or a config.json or its folder")
     given.add_argument("--dtype", help="of weights and KV; default: the model's own")
@@ -64,21 +64,21 @@ def make_parser() -> argparse.ArgumentParser:
     axes.add_argument("--ttl-s", default="none", metavar="AXIS", help="default none: no limit")
     axes.add_argument("--eviction", default="lru", metavar="NAME[,NAME]", help="lru, lfu or both (default lru)")
     axes.add_argument("--dispatch", choices=tuple(POLICIES), default="load_aware", help="default: load_aware")
-    axes.add_argument("--max-batch-tokens", type=_whole(1), default=8192, metavar="N", help="default %(default)s")
-    axes.add_argument("--max-running-requests", type=_whole(1), default=256, metavar="N", help="default %(default)s")
+    axes.add_argument("--max-batch-tokens", type=whole(1), default=8192, metavar="N", help="default %(default)s")
+    axes.add_argument("--max-running-requests", type=whole(1), default=256, metavar="N", help="default %(default)s")
     axes.add_argument(
         "--baseline-dram-gib",
-        type=_whole(0),
+        type=whole(0),
         default=1024,
         metavar="GIB",
         help="what results are compared with, without disk or time-to-live (default %(default)s)",
     )
     goals = parser.add_argument_group("goals")
     goals.add_argument("--ttft", choices=get_args(Statistic), default="mean", help="to be made small (default mean)")
-    goals.add_argument("--slo-ttft-s", type=_above_0, metavar="S", help="limit of the time to first token")
-    goals.add_argument("--slo-tpot-s", type=_above_0, metavar="S", help="limit of the time for an output token")
+    goals.add_argument("--slo-ttft-s", type=above_0, metavar="S", help="limit of the time to first token")
+    goals.add_argument("--slo-tpot-s", type=above_0, metavar="S", help="limit of the time for an output token")
     goals.add_argument("--slo", choices=get_args(Statistic), default="p99", help="what must keep them (default p99)")
-    goals.add_argument("--budget-per-hour", type=_above_0, metavar="PRICE", help="limit of what an hour costs")
+    goals.add_argument("--budget-per-hour", type=above_0, metavar="PRICE", help="limit of what an hour costs")
     goals.add_argument(
         "--choose",
         choices=get_args(Rule),
@@ -86,13 +86,11 @@ def make_parser() -> argparse.ArgumentParser:
         "with a budget alone, else the knee)",
     )
     search = parser.add_argument_group("the search")
-    search.add_argument("--evaluations", type=_whole(1), default=60, metavar="N", help="at most (default 60)")
-    search.add_argument("--seed", type=_whole(0), default=1, help="default 1")
+    search.add_argument("--evaluations", type=whole(1), default=60, metavar="N", help="at most (default 60)")
+    search.add_argument("--seed", type=whole(0), default=1, help="default 1")
     search.add_argument("--method", choices=METHODS, default="pareto", help="default: pareto")
     where = search.add_mutually_exclusive_group()
-    where.add_argument(
-        "--local", type=_whole(1), metavar="N", help="so many processes here (default: one for each CPU)"
-    )
+    where.add_argument("--local", type=whole(1), metavar="N", help="so many processes here (default: one for each CPU)")
     where.add_argument(
         "--ray",
         nargs="?",
@@ -100,33 +98,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="tasks in this Ray cluster (default where RAY_ADDRESS is set, as in `ray job submit`)",
     )
-    search.add_argument(
-        "--ray-cpus", type=_above_0, default=1.0, metavar="N", help="that a task sets aside (default 1)"
-    )
+    search.add_argument("--ray-cpus", type=above_0, default=1.0, metavar="N", help="that a task sets aside (default 1)")
     search.add_argument("--no-progress", action="store_true", help="no bar")
     out = parser.add_argument_group("what is written")
     out.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="made when it is not there")
     out.add_argument("--base-config", type=Path, metavar="FILE", help="Serve configuration to start from")
     out.add_argument(
-        "--nodes", type=_whole(1), default=1, metavar="N", help="that the store is spread over, evenly (default 1)"
+        "--nodes", type=whole(1), default=1, metavar="N", help="that the store is spread over, evenly (default 1)"
     )
     return parser
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a whole number, {least} or more")
-        return int(text)
-
-    return number
-
-
-def _above_0(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a finite number above 0")
-    return value

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 from tuning.simulator.decode_batch import DecodeBatch, TokenGaps
 from tuning.simulator.device_pool import DevicePool
 from tuning.simulator.dispatching import Dispatching
@@ -18,7 +21,7 @@ from tuning.simulator.store import Store
 from tuning.trace.trace import Trace
 
 
-class Flow:
+class Flow(ABC):
     """What both modes share: arrival, the end of a prefill, the store, the end of an answer."""
 
     def __init__(self, trace: Trace, timing: StepTiming, settings: SimulationSettings) -> None:
@@ -63,9 +66,27 @@ class Flow:
             store.prefetch(row, chain, matched, now_s)
         self.dispatching.offer(now_s, row, matched)
 
+    def dispatch_over(self, prefill: Sequence[Instance], decode: Sequence[Instance]) -> Dispatching:
+        """Who chooses among these instances, as the settings say."""
+        settings = self.settings
+        return Dispatching(
+            self.prompts,
+            self.outcomes,
+            prefill,
+            decode,
+            policy=settings.dispatch,
+            seed=settings.seed,
+            max_running_requests=settings.max_running_requests,
+            send=self.send,
+        )
+
+    @abstractmethod
+    def send(self, now_s: float, row: int, prefill: Instance, decode: Instance) -> None:
+        """A request goes to the instances that were chosen for it."""
+
+    @abstractmethod
     def answer_ended(self, now_s: float, row: int) -> None:
         """A batch has generated a request's last token."""
-        raise NotImplementedError
 
     def note_first_token(self, now_s: float, instance: Instance, begun: Begun) -> None:
         """A prefill is done: its blocks can be found on the instance."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from tuning.simulator.dispatching import Dispatching
 from tuning.simulator.events import STORED
 from tuning.simulator.flow import Flow
 from tuning.simulator.instance import Instance
@@ -36,16 +35,7 @@ class MonolithicFlow(Flow):
             )
             for number in range(settings.monolithic_instances)
         ]
-        self.dispatching = Dispatching(
-            self.prompts,
-            self.outcomes,
-            self.instances,
-            self.instances,
-            policy=settings.dispatch,
-            seed=settings.seed,
-            max_running_requests=settings.max_running_requests,
-            send=self._send,
-        )
+        self.dispatching = self.dispatch_over(self.instances, self.instances)
 
     def answer_ended(self, now_s: float, row: int) -> None:
         """See `Flow`."""
@@ -53,7 +43,8 @@ class MonolithicFlow(Flow):
         self.free_and_store_answer(now_s, instance, row)
         instance.start_next(now_s)
 
-    def _send(self, now_s: float, row: int, prefill: Instance, decode: Instance) -> None:
+    def send(self, now_s: float, row: int, prefill: Instance, decode: Instance) -> None:
+        """See `Flow`."""
         self.instances[prefill.number].enqueue(now_s, row)
 
     def _on_started(self, row: int, instance: Instance) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
-from migrate.load import Role
 from tuning.simulator.decode_batch import DecodeBatch
 from tuning.simulator.device_pool import DevicePool
 from tuning.simulator.events import COMPUTED, EventQueue
 from tuning.simulator.instance import Instance
 from tuning.simulator.prefix_reader import Begun, PrefixReader
+from tuning.simulator.prompt_instance import PromptInstance
 from tuning.simulator.prompts import Prompts
 from tuning.simulator.step_timing import StepTiming
 
 
-class MonolithicInstance(Instance):
+class MonolithicInstance(PromptInstance):
     """As the engine does: decodes first, and what is left of the budget for the prompt at the head of the queue. While
     there is a prompt to compute each step is an event; else decodes are moved on in closed form. One prompt is computed
     at a time (`PrefillInstance` says why); while its prefix is fetched, the others decode.
@@ -40,17 +39,11 @@ class MonolithicInstance(Instance):
         started: Callable[[int, Instance], None],
         computed: Callable[[float, MonolithicInstance, Begun, float], int],
     ) -> None:
-        role: Role = "monolithic"
-        super().__init__(number, role, pool, link_bytes_per_s, timing, budget)
+        super().__init__(number, "monolithic", pool, link_bytes_per_s, timing, budget, reader=reader, events=events)
         self.batch = batch
-        self._timing = timing
-        self._budget = budget
         self._prompts = prompts
-        self._reader = reader
-        self._events = events
         self._started = started
         self._computed = computed
-        self._queue: deque[int] = deque()
         self._begun: Begun | None = None
         self._done_tokens = 0
         self._compute_s = 0.0
@@ -61,11 +54,6 @@ class MonolithicInstance(Instance):
         self._runs = False
         self._step_start_s = 0.0
         self._plan = 0
-
-    def enqueue(self, now_s: float, row: int) -> None:
-        """A request was sent here."""
-        self._queue.append(row)
-        self.start_next(now_s)
 
     def start_next(self, now_s: float) -> None:
         """A request has come, or room was made: begin with it, at the end of the step that runs."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
-from migrate.load import Role
 from tuning.simulator.device_pool import DevicePool
 from tuning.simulator.events import COMPUTED, EventQueue
-from tuning.simulator.instance import Instance
 from tuning.simulator.prefix_reader import Begun, PrefixReader
+from tuning.simulator.prompt_instance import PromptInstance
 from tuning.simulator.step_timing import StepTiming
 
 
-class PrefillInstance(Instance):
+class PrefillInstance(PromptInstance):
     """Chunked prefill, approximated: prompts don't share steps. A prompt takes as many steps of `budget` tokens as it
     needs, one after the other, and the next begins when it is computed. In the engine short prompts would share steps;
     where computing is what a step's time goes for, as it is from some hundred tokens on, that ends no sooner (ours).
@@ -35,20 +33,9 @@ class PrefillInstance(Instance):
         events: EventQueue,
         computed: Callable[[float, PrefillInstance, Begun, float], None],
     ) -> None:
-        role: Role = "prefill"
-        super().__init__(number, role, pool, link_bytes_per_s, timing, budget)
-        self._timing = timing
-        self._budget = budget
-        self._reader = reader
-        self._events = events
+        super().__init__(number, "prefill", pool, link_bytes_per_s, timing, budget, reader=reader, events=events)
         self._computed = computed
-        self._queue: deque[int] = deque()
         self._current: tuple[Begun, float] | None = None
-
-    def enqueue(self, now_s: float, row: int) -> None:
-        """A request was sent here."""
-        self._queue.append(row)
-        self.start_next(now_s)
 
     def start_next(self, now_s: float) -> None:
         """Begin the next prompt if nothing is computed and there is room for its blocks."""

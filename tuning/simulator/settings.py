@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from kv.policy.admission import DiskAdmission
 from kv.policy.policy_file import PolicySpec
 from migrate.dispatch import POLICIES
+from tuning.trace.trace import PartialBlocks
 
 Mode = Literal["static", "monolithic"]
-PartialBlocks = Literal["miss", "hit"]
 TouchOrder = Literal["back_to_front", "front_to_back"]
 
 

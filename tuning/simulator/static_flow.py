@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tuning.simulator.decode_instance import DecodeInstance
-from tuning.simulator.dispatching import Dispatching
 from tuning.simulator.events import JOINED, STORED
 from tuning.simulator.flow import Flow
 from tuning.simulator.instance import Instance
@@ -45,16 +44,7 @@ class StaticFlow(Flow):
             )
             for number in range(settings.prefill_instances, settings.prefill_instances + settings.decode_instances)
         ]
-        self.dispatching = Dispatching(
-            self.prompts,
-            self.outcomes,
-            self.prefill,
-            self.decode,
-            policy=settings.dispatch,
-            seed=settings.seed,
-            max_running_requests=settings.max_running_requests,
-            send=self._send,
-        )
+        self.dispatching = self.dispatch_over(self.prefill, self.decode)
         self._writing: dict[int, Begun] = {}
         self._matched: dict[int, int] = {}
 
@@ -62,7 +52,8 @@ class StaticFlow(Flow):
         """See `Flow`."""
         self.free_and_store_answer(now_s, self._decode_of(row), row)
 
-    def _send(self, now_s: float, row: int, prefill: Instance, decode: Instance) -> None:
+    def send(self, now_s: float, row: int, prefill: Instance, decode: Instance) -> None:
+        """See `Flow`."""
         self.prefill[prefill.number].enqueue(now_s, row)
 
     def _decode_of(self, row: int) -> DecodeInstance:

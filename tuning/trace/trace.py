@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+PartialBlocks = Literal["miss", "hit"]
+"""Whether a last block that a prompt does not fill can hit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from kv.policy.policy_file import dump
+from tuning.option_types import at_least_0, share, whole
 from tuning.simulator.group_roots import root_key
 from tuning.trace import formats
 from tuning.trace.errors import TraceError, TraceFileError, TraceUsageError
 from tuning.trace.reading import read_trace
+from tuning.trace.trace import PartialBlocks
 from tuning.trace.writing import replacing
 from tuning.ttl.comparison import on_the_same_trace, on_the_second_half
 from tuning.ttl.fit import FitOptions, fit
 from tuning.ttl.live_keys import live_keys
 from tuning.ttl.policy import to_policy_spec
 from tuning.ttl.report import as_json, text_lines
-from tuning.ttl.uses import PartialBlocks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,30 +72,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", metavar="FILE", type=Path, required=True, help="requests with block hashes")
     parser.add_argument("--format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
     parser.add_argument(
-        "--block-size", metavar="TOKENS", type=_at_least(1), help="tokens a block, if the file leaves it open"
+        "--block-size", metavar="TOKENS", type=whole(1), help="tokens a block, if the file leaves it open"
     )
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument(
         "--budget-block-s",
         metavar="B",
-        type=_number,
+        type=at_least_0,
         help="blocks that are held, times the seconds that they are held for; inf for no limit",
     )
     budget.add_argument(
         "--capacity-blocks",
         metavar="N",
-        type=_number,
+        type=at_least_0,
         help="the same as the blocks held on average: N times the length of the trace",
     )
     parser.add_argument(
         "--coverage",
         metavar="SHARE",
-        type=_share,
+        type=share,
         default=0.9,
         help="of the hits that groups shall have (default: 0.9)",
     )
     parser.add_argument(
-        "--max-groups", metavar="K", type=_at_least(0), default=64, help="though they have less (default: 64)"
+        "--max-groups", metavar="K", type=whole(0), default=64, help="though they have less (default: 64)"
     )
     parser.add_argument(
         "--partial-blocks",
@@ -109,41 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         default="lru",
         help="of the policy, for what has not expired (default: lru)",
     )
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="of the solver's starts (default: 0)")
+    parser.add_argument("--seed", type=whole(0), default=0, help="of the solver's starts (default: 0)")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the policy there")
     parser.add_argument("--overwrite", action="store_true", help="replace --out if it is there")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of tables")
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a whole number, {least} or more")
-        return int(text)
-
-    return number
-
-
-def _number(text: str) -> float:
-    value = _float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a number, 0 or more, or inf")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a share above 0 and at most 1")
-    return value
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 if __name__ == "__main__":

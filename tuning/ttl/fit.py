@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning.trace.trace import Trace
+from tuning.trace.trace import PartialBlocks, Trace
 from tuning.ttl.curves import ReuseCurve, reuse_curves
 from tuning.ttl.groups import group_of_block, group_roots
 from tuning.ttl.plan import GroupTtlPlan, solve
 from tuning.ttl.uniform import uniform_ttl_s
-from tuning.ttl.uses import BlockUses, PartialBlocks, block_uses
+from tuning.ttl.uses import BlockUses, block_uses
 
 
 @dataclass(frozen=True, slots=True)

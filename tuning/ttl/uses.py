@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuning.trace.errors import TraceUsageError
-from tuning.trace.trace import Trace
-
-PartialBlocks = Literal["hit", "miss"]
+from tuning.trace.trace import PartialBlocks, Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
