@@ -22,6 +22,7 @@ from actors.engine.loading import LoadedModel
 from actors.engine.page_io import read_pages, write_pages
 from actors.engine.request import EngineRequest
 from actors.fetch_rates import FetchRates
+from actors.found_prefix import FoundPrefix, tail_of, without_leading
 from actors.messages import HandOver
 from kv.directory_client import DirectoryClient
 from kv.extents import Lookup, PullReceipt, TailReceipt
@@ -33,19 +34,6 @@ from kv.parts import PartHeader, draft_part
 from kv.ray_failures import STORE_FAILURES, failure_label
 
 _TIMEOUT = failure_label(TimeoutError())
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPrefix:
-    """What the store has of one request. The lease in `lookup` is this worker's until it is fetched or given up."""
-
-    keys: tuple[bytes, ...]
-    lookup: Lookup
-    tail: TailReceipt | None
-    num_tokens: int
-    """Tokens whose KV can be fetched."""
-    is_handed_over: bool
-    """All of it is fetched, however long that takes: a decode worker is not there to compute prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +183,7 @@ class KvExchange:
         """
         store, layout, fingerprint = self._store, self._loaded.layout, self._loaded.fingerprint
         first_block = first_token // layout.block_tokens
-        lookup = _without_leading(found.lookup, first_block)
+        lookup = without_leading(found.lookup, first_block)
         runs = runs_of(lookup, layout, first_block)
         if not found.is_handed_over:
             lookup = self._shortened(lookup, first_block, runs, tokens_to_fetch(runs, self.rates.costs()))
@@ -356,19 +344,3 @@ class KvExchange:
 
     def _miss(self, label: str) -> None:
         self.misses[label] += 1
-
-
-def _without_leading(lookup: Lookup, first_block: int) -> Lookup:
-    """The lookup without slices that lie wholly before `first_block`."""
-    slices, stop = [], lookup.first_block
-    for piece in lookup.slices:
-        stop += piece.count
-        if stop > first_block:
-            slices.append(piece)
-    return replace(lookup, slices=tuple(slices))
-
-
-def tail_of(hand_over: HandOver | None) -> TailReceipt | None:
-    """The tail that goes with a hand-over, if there is one to claim."""
-    receipt = None if hand_over is None else hand_over.receipt
-    return receipt.tail if isinstance(receipt, PullReceipt) else None

@@ -23,7 +23,8 @@ from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
 from actors.engine.scheduler import Fetch
 from actors.engine_thread import EngineStoppedError, EngineThread
-from actors.kv_exchange import FoundPrefix, KvExchange, tail_of
+from actors.found_prefix import FoundPrefix, tail_of
+from actors.kv_exchange import KvExchange
 from actors.messages import HandOver, Submission
 from actors.outbox import Outbox
 from kv.extents import PullReceipt, TailReceipt
@@ -185,7 +186,7 @@ class RequestTracker:
             else:
                 refusal = _failure(request, f"the worker could not take the request: {error}")
             if refusal is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._take_events, [refusal])
+                self._loop.call_soon_threadsafe(self._take_events, [refusal], {})
 
         self._thread.call(lambda engine: engine.add(request)).add_done_callback(added)
 
@@ -218,7 +219,7 @@ class RequestTracker:
         tracked.stage, tracked.task = _Stage.ENGINE, None
         self._thread.call(lambda engine: engine.fetched(request_id, num_tokens))
 
-    def _take_events(self, events: Sequence[TokenEvent], exports: Mapping[str, Export] | None = None) -> None:
+    def _take_events(self, events: Sequence[TokenEvent], exports: Mapping[str, Export]) -> None:
         """`exports`: of all events that await one."""
         wanted = []
         for event in events:
@@ -227,7 +228,7 @@ class RequestTracker:
                 continue
             wanted.append(event)
             self._give_up(tracked)
-            if event.awaits_export and exports is not None:
+            if event.awaits_export:
                 self._begin_publishing(event, tracked, exports[event.request_id])
             elif event.finish_reason is not None:
                 self._forget(event.request_id)

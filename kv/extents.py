@@ -27,6 +27,11 @@ def extent_of(part_id: str) -> tuple[str, int]:
     return extent_id, int(number)
 
 
+def file_name_of(extent_id: str) -> str:
+    """Under which an extent lies in its store's folder: what follows the store's own name."""
+    return extent_id.rsplit("/", 1)[1]
+
+
 def _parts(extent_id: str, first_block: int, num_blocks: int, lanes: tuple[LaneRange, ...]) -> tuple[StoredPart, ...]:
     return tuple(
         StoredPart(part_id_of(extent_id, number), PartRange(first_block, num_blocks, *part))

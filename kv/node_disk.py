@@ -10,7 +10,6 @@ written then is not, unless it is used again later.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -20,18 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 from numpy.typing import NDArray
 
 from kv.actor_calls import ask
 from kv.directory_client import DirectoryClient
-from kv.disk.extent_file import read_in
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier, FoundExtent
+from kv.disk_reads import DiskReads
 from kv.dram_tier import DramTier
-from kv.errors import DiskWriteError, PartError
+from kv.errors import DiskWriteError
 from kv.extent_read import ExtentRead
-from kv.extents import Copy, ExtentInfo
+from kv.extents import Copy, ExtentInfo, file_name_of
 from kv.part_refs import part_buffer
 from kv.ray_failures import STORE_FAILURES, failure_label
 from kv.store_stats import DiskStats
@@ -39,8 +37,6 @@ from kv.store_stats import DiskStats
 _ADOPTED_AT_A_TIME = 256
 _QUEUE_LIMIT = 4096
 """Extents that wait to be written; when there are more, the disk is too slow for all of them anyway."""
-_READS_AT_A_TIME = 4
-"""More than there are cores: most of a read is waiting for the object store (load_tests/LOG.md)."""
 _BUFFER_TIMEOUT_S = 5.0
 
 logger = logging.getLogger("ray.serve")
@@ -86,9 +82,7 @@ class NodeDisk:
         self._is_settled = asyncio.Event()
         self._scanned = asyncio.Event()
         self._making_room = asyncio.Lock()
-        self._reading = asyncio.Semaphore(_READS_AT_A_TIME)
-        self._reads: dict[str, ExtentRead] = {}
-        self._read_tasks: set[asyncio.Task[None]] = set()
+        self._reads = DiskReads(directory, tier, dram, self._forget_broken, self._counts, self._refusals)
         self._paused_until_s = 0.0
         self._tasks = [asyncio.create_task(self._scan()), asyncio.create_task(self._write_behind())]
 
@@ -111,7 +105,7 @@ class NodeDisk:
             async with self._write_lock:  # then it is there, and listed
                 pass
         elif extent_id in self._extents:
-            await asyncio.to_thread(self._tier.touch, _hex(extent_id))
+            await asyncio.to_thread(self._tier.touch, file_name_of(extent_id))
         elif not self._scanned.is_set():
             self._refusals["disk_scanning"] += 1
         elif extent_id in self._queue:
@@ -132,20 +126,14 @@ class NodeDisk:
 
     async def read_part(self, extent_id: str, index: int) -> Any | None:
         """The reference of a part, read from its extent's file and not yet verified; None when it cannot be had. The
-        whole extent is read, once for all who ask meanwhile. It is in DRAM then, if room for it could be made; else
-        only the readers keep it."""
+        whole extent is read, once for all who ask meanwhile."""
         reading = self.start_reading(extent_id)
         return None if reading is None else await reading.part(index)
 
     def start_reading(self, extent_id: str) -> ExtentRead | None:
-        """Begins to read an extent, or joins who has begun. None when it is not here."""
-        entry = self._extents.get(extent_id)
-        if entry is not None and extent_id not in self._reads:
-            reading = self._reads[extent_id] = ExtentRead(len(entry.info.parts))
-            task = asyncio.create_task(self._read(entry.info, reading))
-            self._read_tasks.add(task)
-            task.add_done_callback(self._read_tasks.discard)
-        return self._reads.get(extent_id)
+        """Begins to read an extent, or joins who has begun (`DiskReads.start`). None when it is not here."""
+        entry, reading = self._extents.get(extent_id), self._reads.under_way(extent_id)
+        return self._reads.start(entry.info) if entry is not None and reading is None else reading
 
     async def list_anew(self) -> None:
         """Tells a directory that may know nothing what is here."""
@@ -258,7 +246,7 @@ class NodeDisk:
             if not await self._reserve(num_bytes):
                 self._refusals["disk_capacity"] += 1
                 return None
-            await asyncio.to_thread(self._tier.write, _hex(info.extent_id), info.parent, buffers)
+            await asyncio.to_thread(self._tier.write, file_name_of(info.extent_id), info.parent, buffers)
             del buffers
         except DiskWriteError as error:
             logger.warning("%s; nothing is written for %g s", error, self._retry_s)
@@ -275,59 +263,11 @@ class NodeDisk:
         self._counts["written_bytes"] += num_bytes
         return num_bytes
 
-    async def _read(self, info: ExtentInfo, reading: ExtentRead) -> None:
-        extent_id = info.extent_id
-        try:
-            async with self._reading:
-                has_room = await self._put_parts(info, reading)
-            await asyncio.to_thread(self._tier.touch, _hex(extent_id))
-        except PartError as error:
-            logger.warning("the file of extent %s cannot be used: %s", extent_id, error)
-            self._refusals[failure_label(error)] += 1
-            if error.reason != "unreadable":  # which may pass: too many open files, say
-                # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
-                self._dram.drop([extent_id])
-                await self._remove([extent_id])
-                self._directory.drop_extent(extent_id)
-            return
-        except STORE_FAILURES as error:
-            self._refusals[failure_label(error)] += 1
-            return
-        finally:
-            del self._reads[extent_id]
-            reading.end()
-        self._counts["read_extents"] += 1
-        self._counts["read_bytes"] += info.num_bytes
-        self._counts["promoted_extents"] += has_room
-
-    async def _put_parts(self, info: ExtentInfo, reading: ExtentRead) -> bool:
-        """Whether the extent is in DRAM now. Room is made while the first parts are being read: readers wait for
-        neither the directory nor the last part."""
-        room = asyncio.create_task(self._dram.reserve(info.num_bytes))
-        refs: list[Any] = []
-        try:
-            for buffer in await asyncio.to_thread(self._tier.map, _hex(info.extent_id)):
-                refs.append(await asyncio.to_thread(_put_mapped, buffer))
-                reading.has_read(refs[-1])
-        except BaseException:
-            with contextlib.suppress(*STORE_FAILURES):
-                self._dram.ledger.give_back(info.num_bytes if await room else 0)
-            raise
-        if await room:
-            await self._promote(info, refs)
-        return room.result()
-
-    async def _promote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
-        """Puts an extent into DRAM, where room is reserved for it; not for longer than the directory lists it there."""
-        self._dram.ledger.add_extent(info, refs)
-        is_listed = False
-        try:
-            is_listed = await ask(self._directory.add_copy(info.extent_id, "dram", info.num_bytes))
-        finally:
-            if is_listed:
-                self._dram.ledger.publish(info.extent_id)
-            else:
-                self._dram.ledger.remove_extent(info.extent_id)
+    async def _forget_broken(self, extent_id: str) -> None:
+        # A copy may have got to DRAM before; the directory forgets the extent in all tiers.
+        self._dram.drop([extent_id])
+        await self._remove([extent_id])
+        self._directory.drop_extent(extent_id)
 
     async def _reserve(self, num_bytes: int) -> bool:
         await self._scanned.wait()
@@ -345,7 +285,9 @@ class NodeDisk:
         """Deletes files. One that the file system does not let go of takes its bytes of the limit until a restart."""
         gone = [extent_id for extent_id in extent_ids if self._extents.pop(extent_id, None) is not None]
         if gone:
-            removed = await asyncio.to_thread(lambda: [self._tier.remove(_hex(extent_id)) for extent_id in gone])
+            removed = await asyncio.to_thread(
+                lambda: [self._tier.remove(file_name_of(extent_id)) for extent_id in gone]
+            )
             self._refusals["disk_remove"] += removed.count(False)
 
     async def _scan(self) -> None:
@@ -371,16 +313,6 @@ class NodeDisk:
         first_block, lanes = index.ranges[0].first_block, tuple(part.lanes for part in index.ranges)
         info = ExtentInfo(extent_id, self._store_id, index.keys, first_block, lanes, index.num_bytes, index.parent)
         return _OnDisk(info, index.disk_bytes)
-
-
-def _hex(extent_id: str) -> str:
-    """The name of an extent's file, which the store made up itself."""
-    return extent_id.rsplit("/", 1)[1]
-
-
-def _put_mapped(buffer: NDArray[np.uint8]) -> Any:
-    read_in(buffer)
-    return ray.put(buffer)
 
 
 def _bytes_of(buffer: Any) -> NDArray[np.uint8]:

@@ -17,7 +17,8 @@ from actors.engine.loading import LoadedModel, load_model
 from actors.engine.page_io import read_pages
 from actors.engine.request import EngineRequest
 from actors.fetch_rates import FetchRates
-from actors.kv_exchange import FoundPrefix, KvExchange
+from actors.found_prefix import FoundPrefix
+from actors.kv_exchange import KvExchange
 from actors.messages import HandOver
 from kv.extents import PullReceipt, TailReceipt
 from kv.fetch_choice import FetchRun
