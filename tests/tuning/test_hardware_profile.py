@@ -7,22 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tuning.round_figures import measured
 from tuning.figure_file import FigureFileError
-from tuning.hardware_profile import DecodeFit, FitError, HardwareProfile, MeasuredTiming, PrefillFit, read_hardware
+from tuning.hardware_profile import HardwareProfile, read_hardware
 from tuning.model_config import read_model_shape
 from tuning.timing import Timing
 
 FOLDER = Path(__file__).parents[2] / "tuning" / "hardware"
 A100 = read_hardware("a100-80g")
-ERROR = FitError(mean=0.01, worst=0.02, samples=9)
-MEASURED = MeasuredTiming(
-    model="qwen3-8b",
-    dtype_bytes=2,
-    machine="a machine",
-    date="2026-11-29",
-    prefill=PrefillFit(base_s=0.5, token_s=0.01, square_s=0.001, error=ERROR),
-    decode=DecodeFit(base_s=0.2, context_token_s=0.003, row_s=0.04, error=ERROR),
-)
+MEASURED = measured("qwen3-8b")
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tuning.hardware_profile import DecodeFit, FitError, HardwareProfile, MeasuredTiming, PrefillFit
+from tests.tuning.round_figures import measured
+from tuning.hardware_profile import HardwareProfile
 from tuning.model_config import read_model_shape
 from tuning.model_shape import ModelShape
 from tuning.timing import Timing
@@ -39,15 +40,7 @@ DEVICE = HardwareProfile(
 )
 TIMING = Timing(MODEL, DEVICE)
 
-ERROR = FitError(mean=0.01, worst=0.02, samples=9)
-MEASURED = MeasuredTiming(
-    model="toy",
-    dtype_bytes=2,
-    machine="a machine",
-    date="2026-11-29",
-    prefill=PrefillFit(base_s=0.5, token_s=0.01, square_s=0.001, error=ERROR),
-    decode=DecodeFit(base_s=0.2, context_token_s=0.003, row_s=0.04, error=ERROR),
-)
+MEASURED = measured("toy")
 FITTED = Timing(MODEL, replace(DEVICE, measured=(MEASURED,)))
 QWEN3_8B = read_model_shape("qwen3-8b")
 

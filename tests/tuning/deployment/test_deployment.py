@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.tuning.round_figures import prices_for
 from tests.tuning.simulator.tiny import MODEL, make_timing, make_trace, names
 from tuning.deployment.deployment import GIB, Deployment, ServingOptions, simulation_settings
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
-from tuning.price_book import DiskClass, PriceBook
-from tuning.price_steps import DiskStep, DramStep
 
 HARDWARE = make_timing().hardware
-PRICES = PriceBook(
-    name="ours",
-    currency="EUR",
-    as_of="2026-01-01",
-    source="made up",
-    hours_per_month=720.0,
-    gpu_hour={HARDWARE.name: 3.0},
-    dram=(DramStep(above_gib=0, up_to_gib=math.inf, gib_hour=0.5),),
-    disk_classes={"ssd": DiskClass((DiskStep(above_gib=0, up_to_gib=1000, month=72, iops=500, mb_per_s=80),))},
-)
+PRICES = prices_for(HARDWARE.name)
 # Two prompts of 100 tokens that share 90: 100 ms alone, 10 ms with the other's blocks.
 TRACE = make_trace([(0.0, 100, 2, names("a", 10)), (10.0, 100, 2, [*names("a", 9), "b"])])
 

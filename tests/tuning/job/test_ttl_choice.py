@@ -7,7 +7,6 @@ times-to-live by groups keep its 10 blocks.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,27 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.tuning.round_figures import prices_for
 from tests.tuning.simulator.tiny import BLOCK_BYTES, BLOCK_TOKENS, MODEL, make_timing
 from tuning.deployment.deployment import GIB, Deployment, ServingOptions
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
 from tuning.job.ttl_choice import TtlChoice, choose_ttls
-from tuning.price_book import PriceBook
-from tuning.price_steps import DramStep
 from tuning.trace.own_parquet import schema
 from tuning.trace.reading import read_trace
 
 HARDWARE = replace(make_timing().hardware, host_link_bytes_per_s=1e9)
-PRICES = PriceBook(
-    name="ours",
-    currency="EUR",
-    as_of="2026-01-01",
-    source="made up",
-    hours_per_month=720.0,
-    gpu_hour={HARDWARE.name: 3.0},
-    dram=(DramStep(above_gib=0, up_to_gib=math.inf, gib_hour=0.5),),
-    disk_classes={},
-)
+PRICES = prices_for(HARDWARE.name)
 
 
 def key(block: int) -> bytes:
