@@ -37,7 +37,7 @@ def test_a_prefix_that_lies_on_disk_only_is_prefetched_and_used(ray_cluster: Non
             eventually(lambda actor=actor: get(actor.stats.remote())["tracked_requests"] == 0)
         assert get(cell.store.flush.remote(30.0))
         get(cell.store.set_limits.remote(0, None))
-        assert stats_of(cell.store).num_extents == 0
+        eventually(lambda: stats_of(cell.store).num_extents == 0)  # readers may still hold some
         get(cell.store.set_limits.remote(DRAM_BYTES, None))
 
         again = replace(cell, members=(prefill[1], *decode)).run(prompts, greedy(20), together=False)

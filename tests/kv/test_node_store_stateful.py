@@ -124,6 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         eventually(self.is_counted_and_listed)
         assert self.held() - self.damaged <= self.running.in_dram() | self.running.on_disk().keys()
         eventually(self.is_within_limits)
+        self.note_folder()  # after what was written meanwhile
 
     def is_counted_and_listed(self) -> bool:
         """What the store says, what it has, and what the directory says of it are the same."""
