@@ -1,0 +1,111 @@
+"""The inter-token latency that a placement brings about, for predictions of what a move would do to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from migrate.fleet import Fleet
+
+
+def inter_token_s(fleet: Fleet, instance: str, horizon_s: float) -> float:
+    """Seconds from one token of a request to its next, at the batch that `instance` has now. 0 if it decodes nothing.
+
+    Ours. Layers on several workers are run by as many groups of requests in turn. A group's pass takes its turn at each
+    worker, and the way to each host and back. A request's next token comes when its group has passed, or when all
+    groups have had their turn at the slowest worker, whichever is later. A turn is
+
+    - at home, the step there, and what is run for others before it: the hosted work that arrives meanwhile, but at most
+      one slice, which is how the engine bounds it;
+    - at a host, the layers there, and the rest of the host's own step that is under way, taken to be a whole one, as
+      often as the host is busy with other things.
+
+    Heads elsewhere are waited for in each layer where they, and their trip, take longer than those that stayed.
+    """
+    figures = fleet.figures[instance]
+    if figures.running == 0:
+        return 0.0
+    rows = rows_of_a_group(fleet, instance)
+    turns = _layers_s(fleet, instance, rows, horizon_s)
+    at_home_s = turns.pop(instance, 0.0) + fleet.model.times.head_s(rows)
+    trips_s = 0.0
+    for host in turns:
+        trips_s += fleet.model.hidden_round_trip_s(rows, instance, host)
+        turns[host] += busy_with_others(fleet, instance, host, horizon_s) * _own_step_s(fleet, host)
+    turns[instance] = at_home_s + _wait_at_home_s(fleet, instance, at_home_s, horizon_s)
+    groups = figures.running / rows
+    return max(sum(turns.values()) + trips_s, groups * max(turns.values()))
+
+
+def undisturbed_s(fleet: Fleet, instance: str) -> float:
+    """What `inter_token_s` is with all of the instance at home and nobody else there."""
+    running = fleet.figures[instance].running
+    times = fleet.model.times
+    return fleet.model.sizes.num_layers * times.layer_s(running) + times.head_s(running) if running > 0 else 0.0
+
+
+def rows_of_a_group(fleet: Fleet, instance: str) -> float:
+    """Mean rows of a decode step of `instance`: its requests, over the groups that take turns."""
+    running = fleet.figures[instance].running
+    return running / max(1.0, min(fleet.stage_workers(instance), running))
+
+
+def busy_with_others(fleet: Fleet, instance: str, worker: str, horizon_s: float) -> float:
+    """Share of the time, 0 to 1, in which `worker` is busy with work that is not of `instance`.
+
+    Unlike utilisation, at the batches that there are: a decode loop with one request is always busy.
+    """
+    times = fleet.model.times
+    busy = 0.0
+    for figures in fleet.figures.values():
+        if figures.worker == instance:
+            continue
+        prefill, _ = figures.offered(horizon_s)
+        busy += prefill * times.prefill_token_s * fleet.part(figures.worker, worker).prefill_layers
+        if figures.running > 0:
+            steps_per_s = figures.decode_tokens_per_s / rows_of_a_group(fleet, figures.worker)
+            busy += steps_per_s * _decode_step_s(fleet, figures.worker, worker)
+    return min(1.0, busy)
+
+
+def _layers_s(fleet: Fleet, instance: str, rows: float, horizon_s: float) -> dict[str, float]:
+    """Seconds of one group's pass at each worker with layers of `instance`."""
+    placement = fleet.placements[instance]
+    times = fleet.model.times
+    attention_s = times.decode_attention_share * times.layer_s(rows)
+    seconds: dict[str, float] = dict.fromkeys(sorted(set(placement.layer_workers)), 0.0)
+    alike = Counter(zip(placement.layer_workers, placement.lane_workers, strict=True))
+    for (owner, lanes), count in alike.items():
+        slowest = 0.0
+        for worker, heads in Counter(lanes).items():
+            part_s = attention_s * heads / len(lanes)
+            if worker != owner:
+                # A service thread attends to hosted heads; a busy host's own thread has half of the core.
+                if worker in fleet.figures:
+                    part_s *= 1 + busy_with_others(fleet, instance, worker, horizon_s)
+                part_s += fleet.model.head_round_trip_s(rows, heads, owner, worker)
+            slowest = max(slowest, part_s)
+        seconds[owner] += count * (times.layer_s(rows) - attention_s + slowest)
+    return seconds
+
+
+def _decode_step_s(fleet: Fleet, instance: str, worker: str) -> float:
+    """Seconds that one decode step of `instance` keeps `worker` busy."""
+    rows = rows_of_a_group(fleet, instance)
+    seconds = fleet.model.times.layer_s(rows) * fleet.part(instance, worker).decode_layers
+    return seconds + fleet.model.times.head_s(rows) if worker == instance else seconds
+
+
+def _own_step_s(fleet: Fleet, worker: str) -> float:
+    """Seconds of a step of the instance that is at home on `worker`: a chunk of prompts and its decodes."""
+    figures = fleet.figures.get(worker)
+    if figures is None:
+        return 0.0
+    prefill_layers = fleet.part(worker, worker).prefill_layers
+    chunk_s = figures.prefill_step_tokens * fleet.model.times.prefill_token_s * prefill_layers
+    return chunk_s + (_decode_step_s(fleet, worker, worker) if figures.running > 0 else 0.0)
+
+
+def _wait_at_home_s(fleet: Fleet, instance: str, step_s: float, horizon_s: float) -> float:
+    longest_s = step_s if fleet.model.hosted_slice_s is None else fleet.model.hosted_slice_s
+    hosted = busy_with_others(fleet, instance, instance, horizon_s)
+    return longest_s if hosted >= 1 else min(longest_s, step_s * hosted / (1 - hosted))

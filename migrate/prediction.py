@@ -1,0 +1,103 @@
+"""What a move would do, worked out before it is made: loads, latencies, bytes, seconds and room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from migrate.fleet import Fleet
+from migrate.inter_token import inter_token_s
+from migrate.move_settings import MoveSettings
+from migrate.moves import Move
+from migrate.utilisation import Utilisation, utilisation
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Before and after one move, under today's traffic."""
+
+    before: Mapping[str, Utilisation]
+    """Of source and destination."""
+    after: Mapping[str, Utilisation]
+    itl_before_s: Mapping[str, float]
+    """Inter-token latency of each worker's own instance that has a part on either end; 0 where nothing is decoded."""
+    itl_after_s: Mapping[str, float]
+    weight_bytes: int
+    """Weights to transfer: those that the destination does not have."""
+    kv_bytes: int
+    """KV of live requests to transfer."""
+    transfer_s: float
+    """From the beginning of the move to its end."""
+    needed_bytes: int
+    """Room that the move needs at the destination, and how much there is."""
+    free_bytes: int
+    grant_blocks: int
+    """How many blocks of the moved lanes the destination should take, when there is room."""
+
+    @property
+    def transfer_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def peak_before(self) -> float:
+        """The higher U of the two ends."""
+        return max(end.weighted for end in self.before.values())
+
+    @property
+    def peak_after(self) -> float:
+        return max(end.weighted for end in self.after.values())
+
+
+def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
+    """Work out what `move` would do to `fleet`, which knows both ends and the instance's home.
+
+    Raises:
+        ValueError: see `after` of the move.
+    """
+    later = fleet.moved(move)
+    ends = (move.source, move.destination)
+    touched = [
+        home
+        for home in sorted(fleet.figures)
+        if any(home == end or fleet.part(home, end).lanes or later.part(home, end).lanes for end in ends)
+    ]
+    sizes = fleet.model.sizes
+    new_layers = later.layers_with_weights(move.destination) - fleet.layers_with_weights(move.destination)
+    weight_bytes = len(new_layers) * sizes.layer_weight_bytes
+    new_lanes = later.part(move.instance, move.destination).lanes - fleet.part(move.instance, move.destination).lanes
+    live_blocks = fleet.figures[move.instance].live_blocks
+    kv_bytes = new_lanes * live_blocks * sizes.page_bytes
+    least_blocks = max(1, math.ceil(settings.memory_headroom * live_blocks))
+    needed_bytes = weight_bytes + new_lanes * least_blocks * sizes.page_bytes
+    free_bytes = fleet.free_bytes(move.destination, settings.memory_headroom)
+    most_blocks = (free_bytes - weight_bytes) // (new_lanes * sizes.page_bytes)
+    return Prediction(
+        before={end: utilisation(fleet, end, settings) for end in ends},
+        after={end: utilisation(later, end, settings) for end in ends},
+        itl_before_s={home: inter_token_s(fleet, home, settings.horizon_s) for home in touched},
+        itl_after_s={home: inter_token_s(later, home, settings.horizon_s) for home in touched},
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+        transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends),
+        needed_bytes=needed_bytes,
+        free_bytes=free_bytes,
+        grant_blocks=min(most_blocks, max(least_blocks, fair_blocks(later, move.instance, move.destination))),
+    )
+
+
+def fair_blocks(fleet: Fleet, instance: str, worker: str) -> int:
+    """Blocks of the instance's lanes on `worker` if its memory is shared out by what each instance has live (ours).
+
+    All lanes there are then equally full. Each instance counts as having one block more than it has, so that memory
+    that nobody uses is shared out evenly. More than home itself has room for would be of no use.
+    """
+    figures = fleet.figures.values()
+    wanted = {item.worker: (item.live_blocks + 1) * fleet.part(item.worker, worker).lanes for item in figures}
+    pages = fleet.kv_bytes(worker) // fleet.model.sizes.page_bytes
+    blocks = pages * wanted[instance] // (sum(wanted.values()) * fleet.part(instance, worker).lanes)
+    hosted = sum(
+        item.total_blocks * fleet.part(item.worker, instance).lanes for item in figures if item.worker != instance
+    )
+    pages_at_home = fleet.kv_bytes(instance) // fleet.model.sizes.page_bytes - hosted
+    return min(blocks, pages_at_home // fleet.part(instance, instance).lanes)

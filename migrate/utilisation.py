@@ -1,0 +1,72 @@
+"""How loaded a worker is: offered compute and memory of live requests, in one figure U."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from migrate.fleet import Fleet
+from migrate.move_settings import MoveSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """What U of a worker is made of. Neither part is bounded by 1: a worker can be offered more than it can do."""
+
+    compute: float
+    """u_c, seconds of work offered in a second."""
+    memory: float
+    """u_m, bytes of live requests over bytes for KV."""
+    weighted: float
+    """U = compute_weight * u_c + memory_weight * u_m."""
+
+
+def utilisation(fleet: Fleet, worker: str, settings: MoveSettings) -> Utilisation:
+    """U of `worker`, which `fleet` knows. Without traffic it is 0.
+
+    Work is counted where its weights, or for attention its KV heads, lie, at what it costs in a full batch: a decode
+    loop with one request is always busy, and yet has room for many more.
+    """
+    compute = compute_load(fleet, worker, settings.horizon_s)
+    memory = memory_load(fleet, worker)
+    return Utilisation(compute, memory, settings.compute_weight * compute + settings.memory_weight * memory)
+
+
+def compute_load(fleet: Fleet, worker: str, horizon_s: float) -> float:
+    """u_c: work offered to `worker`, its own and hosted, in seconds per second (ours).
+
+    The backlog counts too, as if it came in evenly over `horizon_s`.
+    """
+    times = fleet.model.times
+    load = 0.0
+    for figures in fleet.figures.values():
+        part = fleet.part(figures.worker, worker)
+        prefill, decode = figures.offered(horizon_s)
+        groups = fleet.stage_workers(figures.worker)
+        load += prefill * times.prefill_token_s * part.prefill_layers
+        load += decode * times.decode_token_s(groups) * part.decode_layers
+        if figures.worker == worker:
+            load += decode * times.head_token_s(groups)
+    return load
+
+
+def memory_load(fleet: Fleet, worker: str) -> float:
+    """u_m: bytes that live requests hold on `worker`, its own and others', over its bytes for KV (ours).
+
+    With everything at home that is live blocks over blocks. What is cached and held by nobody is room, not load.
+    """
+    # One page at least, so that a worker whose memory the weights fill has a finite load.
+    return fleet.live_bytes(worker) / max(fleet.kv_bytes(worker), fleet.model.sizes.page_bytes)
+
+
+def offered_per_s(done: float, pending_before: float, pending_after: float, period_s: float) -> float:
+    """Tokens that arrived in a second, from what was done in a period and by how much the backlog grew meanwhile.
+
+    Counting what was done alone would call a worker with a growing queue no more than full.
+
+    Raises:
+        ValueError: a period that is not finite and above 0.
+    """
+    if not (math.isfinite(period_s) and period_s > 0):
+        raise ValueError(f"period_s is {period_s}; it must be finite and above 0")
+    return max(0.0, done + pending_after - pending_before) / period_s

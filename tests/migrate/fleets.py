@@ -1,0 +1,83 @@
+"""Small fleets whose figures can be followed by hand, and loads worked out lane by lane."""
+
+from __future__ import annotations
+
+from migrate.cost_model import CostModel, LinkSpeed, MeasuredTimes, ModelSizes
+from migrate.fleet import Fleet
+from migrate.move_settings import MoveSettings
+from migrate.placement import Placement
+from migrate.worker_figures import WorkerFigures
+
+
+def model(
+    *,
+    layers: int = 4,
+    heads: int = 4,
+    attention: float = 0.0,
+    latency_s: float = 0.0,
+    switch_s: float = 0.0,
+    hosted_slice_s: float | None = None,
+) -> CostModel:
+    """1 ms a prompt token and layer; a decode step takes 2 ms and 1 ms a row in each layer, full at 8 rows. A layer's
+    weights are 1,000 bytes, a page 10; a link carries 100,000 bytes a second."""
+    return CostModel(
+        ModelSizes(layers, heads, layer_weight_bytes=1000, page_bytes=10, hidden_bytes=8, query_bytes=4, key_bytes=2),
+        MeasuredTimes(
+            prefill_token_s=0.001,
+            step_s=0.002,
+            row_s=0.001,
+            full_batch=8,
+            prefill_attention_share=attention,
+            decode_attention_share=attention,
+        ),
+        LinkSpeed(bytes_per_s=100_000, latency_s=latency_s),
+        switch_s=switch_s,
+        hosted_slice_s=hosted_slice_s,
+    )
+
+
+def worker(name: str, **figures: float) -> WorkerFigures:
+    """With four layers of four heads: 4,000 bytes of weights, and 16,000 for 100 blocks of 160 bytes."""
+    given = {"memory_bytes": 20_000, "total_blocks": 100, **figures}
+    return WorkerFigures(name, **given)  # type: ignore[arg-type]
+
+
+def fleet(cost: CostModel, *workers: WorkerFigures, placed: tuple[Placement, ...] = ()) -> Fleet:
+    """Instances that `placed` does not have are at home."""
+    home = {item.worker: at_home(item.worker, cost) for item in workers}
+    return Fleet.of(workers, {**home, **{placement.home: placement for placement in placed}}.values(), cost)
+
+
+def at_home(name: str, cost: CostModel) -> Placement:
+    return Placement.at_home(name, cost.sizes.num_layers, cost.sizes.num_kv_heads)
+
+
+def load_by_lane(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
+    """U of a worker, summed lane by lane and layer by layer."""
+    times, sizes = fleet.model.times, fleet.model.sizes
+    compute = 0.0
+    live_pages = 0
+    weights: set[int] = set()
+    for home, placement in fleet.placements.items():
+        own = fleet.figures[home]
+        groups = len(set(placement.layer_workers))
+        prefill_s = (own.prefill_tokens_per_s + own.pending_prefill_tokens / settings.horizon_s) * times.prefill_token_s
+        decode = own.decode_tokens_per_s + own.pending_decode_tokens / settings.horizon_s
+        # A full batch in `groups` steps of full_batch / groups rows, each in one layer.
+        a_batch_s = groups * (times.step_s + times.row_s * times.full_batch / groups)
+        decode_s = decode * a_batch_s / times.full_batch
+        for layer in range(sizes.num_layers):
+            if placement.layer_workers[layer] == worker:
+                weights.add(layer)
+                compute += prefill_s * (1 - times.prefill_attention_share)
+                compute += decode_s * (1 - times.decode_attention_share)
+            for head in range(sizes.num_kv_heads):
+                if placement.lane_workers[layer][head] == worker:
+                    compute += prefill_s * times.prefill_attention_share / sizes.num_kv_heads
+                    compute += decode_s * times.decode_attention_share / sizes.num_kv_heads
+                    live_pages += own.live_blocks
+        if home == worker:
+            compute += decode * (times.head_step_s * groups / times.full_batch + times.head_row_s)
+    for_kv = fleet.figures[worker].memory_bytes - len(weights) * sizes.layer_weight_bytes
+    memory = live_pages * sizes.page_bytes / for_kv
+    return settings.compute_weight * compute + settings.memory_weight * memory

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from migrate.move_settings import MoveSettings
+from migrate.utilisation import offered_per_s, utilisation
+from migrate.worker_figures import WorkerFigures
+from tests.migrate.fleets import at_home, fleet, load_by_lane, model, worker
+
+SETTINGS = MoveSettings(compute_weight=0.75, memory_weight=0.25)
+
+
+def test_work_and_live_blocks_make_the_load() -> None:
+    # 100 tokens/s x 4 x 1 ms, and 40 x 4 x (2 ms / 8 + 1 ms): 0.4 + 0.2; 25 of 100 blocks.
+    load = utilisation(
+        fleet(model(), worker("a", prefill_tokens_per_s=100, decode_tokens_per_s=40, live_blocks=25)), "a", SETTINGS
+    )
+    assert (load.compute, load.memory) == pytest.approx((0.6, 0.25))
+    assert load.weighted == pytest.approx(0.75 * 0.6 + 0.25 * 0.25)
+
+
+def test_a_busy_decode_loop_with_one_request_is_not_loaded() -> None:
+    # One row takes 12 ms: the loop never rests, and gives 83.3 tokens/s. With eight it would give 200 in 40 ms steps.
+    alone = utilisation(fleet(model(), worker("a", running=1, decode_tokens_per_s=1 / 0.012)), "a", SETTINGS)
+    full = utilisation(fleet(model(), worker("a", running=8, decode_tokens_per_s=8 / 0.040)), "a", SETTINGS)
+    assert alone.compute == pytest.approx(0.4167, abs=1e-4)
+    assert full.compute == pytest.approx(1.0)
+
+
+def test_a_split_batch_costs_more() -> None:
+    # 100 tokens/s: 2 ms / 8 + 1 ms a layer on one worker; in two groups of four, 2 ms / 4 + 1 ms, three layers and one.
+    cost = model()
+    split = fleet(
+        cost,
+        worker("a", decode_tokens_per_s=100),
+        worker("b"),
+        placed=(at_home("a", cost).with_layers_moved(3, 1, "b"),),
+    )
+    assert utilisation(split, "a", SETTINGS).compute == pytest.approx(0.45)
+    assert utilisation(split, "b", SETTINGS).compute == pytest.approx(0.15)
+
+
+def test_heads_take_their_attention_and_kv_along() -> None:
+    # Half of 0.4 is attention; two heads in each of two layers are a quarter of it, and of the KV.
+    cost = model(attention=0.5)
+    placed = at_home("a", cost).with_heads_moved([0, 1], [0, 1], "b")
+    heads = fleet(cost, worker("a", prefill_tokens_per_s=100, live_blocks=40), worker("b"), placed=(placed,))
+    assert utilisation(heads, "a", SETTINGS).compute == pytest.approx(0.35)
+    assert utilisation(heads, "b", SETTINGS).compute == pytest.approx(0.05)
+    assert utilisation(heads, "a", SETTINGS).memory == pytest.approx(0.3)
+    assert utilisation(heads, "b", SETTINGS).memory == pytest.approx(0.1)
+
+
+@given(st.data())
+def test_the_load_is_the_sum_over_layers_and_lanes(data: st.DataObject) -> None:
+    cost = model(attention=data.draw(st.floats(0, 1)))
+    rates = st.floats(0, 300)
+    workers = [
+        worker(
+            name,
+            prefill_tokens_per_s=data.draw(rates),
+            decode_tokens_per_s=data.draw(rates),
+            pending_prefill_tokens=data.draw(rates),
+            pending_decode_tokens=data.draw(rates),
+            live_blocks=data.draw(st.integers(0, 100)),
+        )
+        for name in "abc"
+    ]
+    first, count = data.draw(st.sampled_from([(0, 1), (1, 2), (2, 2)]))
+    layer = data.draw(st.integers(0, 3))
+    placed = (
+        at_home("a", cost).with_layers_moved(first, count, "b").with_heads_moved([layer], [0, 1], "c"),
+        at_home("b", cost).with_heads_moved(range(layer + 1), [3], "a"),
+    )
+    all_of_it = fleet(cost, *workers, placed=placed)
+    for name in "abc":
+        assert utilisation(all_of_it, name, SETTINGS).weighted == pytest.approx(load_by_lane(all_of_it, name, SETTINGS))
+
+
+def test_no_traffic_and_no_memory_is_no_load() -> None:
+    # The weights take all of the memory.
+    load = utilisation(fleet(model(), worker("a", memory_bytes=4000)), "a", SETTINGS)
+    assert (load.compute, load.memory, load.weighted) == (0, 0, 0)
+    full = utilisation(fleet(model(), worker("a", memory_bytes=4000, live_blocks=1)), "a", SETTINGS)
+    assert math.isfinite(full.weighted)
+    assert full.memory > 1
+
+
+def test_what_arrived_is_what_was_done_and_what_is_left_over() -> None:
+    assert offered_per_s(done=900, pending_before=100, pending_after=300, period_s=2) == 550
+    assert offered_per_s(done=0, pending_before=0, pending_after=0, period_s=2) == 0
+    # Requests that were aborted while they waited.
+    assert offered_per_s(done=10, pending_before=500, pending_after=0, period_s=2) == 0
+    with pytest.raises(ValueError, match="period_s"):
+        offered_per_s(1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"running": -1.0}, "running"),
+        ({"decode_tokens_per_s": math.nan}, "decode_tokens_per_s"),
+        ({"live_blocks": 101}, "101 live blocks of 100"),
+    ],
+)
+def test_impossible_figures_are_refused(figures: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        WorkerFigures("a", **{"memory_bytes": 1, "total_blocks": 100, **figures})  # type: ignore[arg-type]
