@@ -1,0 +1,151 @@
+"""Whether a move may begin, and why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from migrate.fleet import Fleet
+from migrate.inter_token import undisturbed_s
+from migrate.move_settings import MoveSettings
+from migrate.moves import EndedMove, HeadMove, Move, share_a_module
+from migrate.prediction import Prediction, predict
+
+SAME: Final = 1e-9
+"""Predicted figures this close, relative to 1, are equal: they are sums taken in different orders."""
+
+
+class Reason(StrEnum):
+    """Why a move was accepted or refused."""
+
+    ACCEPTED = "accepted"
+    UNKNOWN_WORKER = "unknown worker"
+    ONE_KV_HEAD = "one KV head"
+    INVALID = "invalid"
+    IN_FLIGHT = "in flight"
+    BUSY = "busy"
+    COOLING = "cooling down"
+    NO_ROOM = "no room"
+    OVER_BUDGET = "over the latency budget"
+    NEW_PEAK = "new peak"
+    SLOW_TOKENS = "inter-token latency"
+    NOT_BEST = "not the best"
+    LITTLE_GAIN = "too little gain"
+    HOME_LOADED = "home is loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one candidate."""
+
+    move: Move
+    reason: Reason
+    detail: str
+    """The reason in words, with the figures."""
+    prediction: Prediction | None
+    """None where the move is not possible in the first place."""
+
+    @property
+    def accepted(self) -> bool:
+        return self.reason is Reason.ACCEPTED
+
+    def refused(self, reason: Reason, detail: str) -> Verdict:
+        return replace(self, reason=reason, detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a plan is made from, beside the settings."""
+
+    fleet: Fleet
+    under_way: tuple[Move, ...] = ()
+    """Moves that have begun and not ended. The fleet's placements do not have them yet."""
+    recent: tuple[EndedMove, ...] = ()
+    """Moves that have ended, done or given up: those of the last `cool_down_s` at least."""
+    now_s: float = 0.0
+
+
+def judge_order(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
+    """Whether `move` can be made at all: what a person who orders it is told. Whether it pays is not asked."""
+    fleet = situation.fleet
+    problem = _unknown(fleet, move) or _in_the_way(situation, move) or _impossible(fleet, move)
+    if problem is not None:
+        return Verdict(move, *problem, prediction=None)
+    predicted = predict(fleet, move, settings)
+    verdict = Verdict(move, Reason.ACCEPTED, f"{move} can be made", predicted)
+    if predicted.needed_bytes > predicted.free_bytes:
+        return verdict.refused(
+            Reason.NO_ROOM,
+            f"{move.destination!r} has {predicted.free_bytes} bytes free and {predicted.needed_bytes} are needed for "
+            f"{predicted.weight_bytes} bytes of weights and {settings.memory_headroom:g} times the live blocks; move "
+            "less, or elsewhere",
+        )
+    return verdict
+
+
+def judge(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
+    """Whether `move` can be made now without harm: in time, and without slowing anybody down too much."""
+    verdict = judge_order(situation, settings, move)
+    predicted = verdict.prediction
+    if not verdict.accepted or predicted is None:
+        return verdict
+    for ended in situation.recent:
+        since_s = situation.now_s - ended.ended_s
+        if since_s < settings.cool_down_s and share_a_module(move, ended.move):
+            return verdict.refused(
+                Reason.COOLING,
+                f"{ended.move} ended {since_s:.3g} s ago; the next may begin {settings.cool_down_s:g} s after",
+            )
+    if predicted.transfer_s > settings.latency_budget_s:
+        return verdict.refused(
+            Reason.OVER_BUDGET,
+            f"moving {predicted.transfer_bytes} bytes takes {predicted.transfer_s:.3g} s; allowed are "
+            f"{settings.latency_budget_s:g} s",
+        )
+    for home, after_s in predicted.itl_after_s.items():
+        before_s = predicted.itl_before_s[home]
+        # Against what it would be with everything at home too: several moves must not each double it.
+        allowed_s = settings.max_itl_ratio * min(before_s, undisturbed_s(situation.fleet, home))
+        if after_s > before_s and after_s > allowed_s * (1 + SAME):
+            return verdict.refused(
+                Reason.SLOW_TOKENS,
+                f"tokens of {home!r} would be {1e3 * after_s:.4g} ms apart, now {1e3 * before_s:.4g} ms; allowed are "
+                f"{1e3 * allowed_s:.4g} ms",
+            )
+    return verdict
+
+
+def _unknown(fleet: Fleet, move: Move) -> tuple[Reason, str] | None:
+    known = ", ".join(sorted(fleet.figures))
+    for role, worker in (("instance", move.instance), ("source", move.source), ("destination", move.destination)):
+        if worker not in fleet.figures:
+            return Reason.UNKNOWN_WORKER, f"{role} {worker!r} is not a worker that is alive; these are: {known}"
+    lost = sorted(fleet.placements[move.instance].workers() - fleet.figures.keys())
+    if lost:
+        return (
+            Reason.UNKNOWN_WORKER,
+            f"{move.instance!r} has parts on {lost}, not alive: its placement must be repaired",
+        )
+    return None
+
+
+def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
+    for other in situation.under_way:
+        if move.instance == other.instance:
+            what = "what this one moves" if share_a_module(move, other) else "and an instance has one move at a time"
+            return Reason.IN_FLIGHT, f"{other} is under way, {what}; wait for its end"
+    for other in situation.under_way:
+        shared = sorted({move.source, move.destination} & {other.source, other.destination})
+        if shared:
+            return Reason.BUSY, f"{shared[0]!r} is in another move: {other}; a worker is in one move at a time"
+    return None
+
+
+def _impossible(fleet: Fleet, move: Move) -> tuple[Reason, str] | None:
+    try:
+        move.after(fleet.placements[move.instance])
+    except ValueError as error:
+        one_head = isinstance(move, HeadMove) and fleet.model.sizes.num_kv_heads == 1
+        return Reason.ONE_KV_HEAD if one_head else Reason.INVALID, str(error)
+    return None

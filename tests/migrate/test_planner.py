@@ -1,0 +1,346 @@
+"""The planner on cases whose right answer is worked out in their comments. Figures are those of `fleets.model`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from migrate.fleet import Fleet
+from migrate.move_settings import MoveSettings
+from migrate.moves import EndedMove, HeadMove, LayerMove, Move
+from migrate.placement import Placement
+from migrate.planner import Plan, plan
+from migrate.verdict import Reason, Situation, judge_order
+from tests.migrate.fleets import at_home, fleet, model, worker
+
+COMPUTE = MoveSettings(compute_weight=1.0, memory_weight=0.0)
+EVEN = MoveSettings(compute_weight=0.5, memory_weight=0.5)
+COST = model()
+LAST_TWO_ON_B = at_home("a", COST).with_layers_moved(2, 2, "b")
+
+
+def planned(fleet: Fleet, settings: MoveSettings = COMPUTE, **situation: object) -> Plan:
+    return plan(Situation(fleet, **situation), settings)  # type: ignore[arg-type]
+
+
+def reasons(made: Plan) -> dict[str, Reason]:
+    """By number of layers of the candidates."""
+    return {str(len(verdict.move.layers)): verdict.reason for verdict in made.verdicts}
+
+
+def test_half_of_the_layers_leave_a_busy_worker_for_an_idle_one() -> None:
+    # 200 tokens/s x 4 ms = 0.8 at a, 0.2 a layer; mean 0.4, gap 0.4. One layer leaves 0.6, two 0.4 on both, three would
+    # put 0.6 on b. Nothing is live, so nothing is copied.
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=200), worker("b")))
+    assert made.moves == (LayerMove("a", 2, 2, "a", "b"),)
+    assert reasons(made) == {"1": Reason.NOT_BEST, "2": Reason.ACCEPTED, "3": Reason.NEW_PEAK}
+    predicted = made.verdicts[1].prediction
+    assert predicted is not None
+    assert (predicted.peak_before, predicted.peak_after) == pytest.approx((0.8, 0.4))
+    assert predicted.before["b"].weighted == 0
+    assert (predicted.transfer_bytes, predicted.transfer_s) == (0, 0)
+    assert made.mean == pytest.approx(0.4)
+
+
+def test_a_backlog_is_load_too() -> None:
+    # 6,000 tokens within the horizon of 30 s are the 200 tokens/s of the case before.
+    made = planned(fleet(COST, worker("a", pending_prefill_tokens=6000), worker("b")))
+    assert made.moves == (LayerMove("a", 2, 2, "a", "b"),)
+
+
+def test_the_destination_does_not_become_the_new_peak() -> None:
+    # a 0.8, b 0.2. One layer: 0.6 and 0.4. Two would be 0.4 and 0.6: the same peak, at the other end.
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=200), worker("b", prefill_tokens_per_s=50)))
+    assert made.moves == (LayerMove("a", 3, 1, "a", "b"),)
+    assert reasons(made)["2"] is Reason.NEW_PEAK
+
+
+def test_a_small_gap_is_left_alone() -> None:
+    # 0.5 and 0.4: 0.05 from the mean, below delta_heads = 0.08.
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=125), worker("b", prefill_tokens_per_s=100)))
+    assert (made.moves, made.verdicts) == ((), ())
+
+
+def test_heads_close_a_narrow_gap() -> None:
+    # 0.6 and 0.4: gap 0.1, above delta_heads and below delta_layers. Attention is half of 0.15 a layer, so one of 16
+    # lanes is 0.6 / 2 / 16 = 0.01875. Four lanes leave 0.525 and 0.475, six would be 0.4875 and 0.5125. Four are one
+    # head in all layers, or two in two of them: fewer layers come first.
+    half = model(attention=0.5)
+    made = planned(fleet(half, worker("a", prefill_tokens_per_s=150), worker("b", prefill_tokens_per_s=100)))
+    assert made.moves == (HeadMove("a", (2, 3), (2, 3), "a", "b"),)
+    predicted = next(verdict.prediction for verdict in made.verdicts if verdict.accepted)
+    assert predicted is not None
+    assert predicted.after["a"].weighted == pytest.approx(0.525)
+    assert predicted.after["b"].weighted == pytest.approx(0.475)
+
+
+def test_heads_move_when_memory_alone_is_the_trouble() -> None:
+    # All 100 blocks of a are live, none of b: U 0.5 and 0, a gap of 0.25, but nothing computes. Of 16 lanes eight leave
+    # u_m = 8 x 100 x 10 / 16,000 = 0.5 on both. They are 8,000 bytes, 0.08 s.
+    # b needs 8 x 125 x 10 bytes for them. Its 1,600 pages are shared 808 to 16: 196 blocks for each lane of a, where a
+    # itself would have room for 1,600 / 8 = 200.
+    made = planned(fleet(COST, worker("a", live_blocks=100), worker("b")), EVEN)
+    assert made.moves == (HeadMove("a", (0, 1, 2, 3), (2, 3), "a", "b"),)
+    predicted = next(verdict.prediction for verdict in made.verdicts if verdict.accepted)
+    assert predicted is not None
+    assert (predicted.weight_bytes, predicted.kv_bytes, predicted.transfer_s) == (0, 8000, 0.08)
+    assert (predicted.needed_bytes, predicted.free_bytes, predicted.grant_blocks) == (10_000, 16_000, 196)
+    assert predicted.peak_after == pytest.approx(0.25)
+
+
+def test_a_model_with_one_kv_head_has_its_memory_relieved_by_layers() -> None:
+    # As before, with four lanes and 4,000 bytes for KV. One layer takes 1,000 bytes of weights along as well: u_m is
+    # 3,000 / 5,000 and 1,000 / 4,000. Two would be 2,000 / 6,000 and 2,000 / 4,000, a new peak.
+    workers = [worker("a", live_blocks=100, memory_bytes=8000), worker("b", memory_bytes=8000)]
+    made = planned(fleet(model(heads=1), *workers), EVEN)
+    assert made.moves == (LayerMove("a", 3, 1, "a", "b"),)
+    assert made.verdicts[1].prediction is not None
+    assert made.verdicts[1].prediction.after["a"].memory == pytest.approx(0.6)
+    assert made.verdicts[1].prediction.after["b"].memory == pytest.approx(0.25)
+    heads = [verdict for verdict in made.verdicts if isinstance(verdict.move, HeadMove)]
+    assert [verdict.reason for verdict in heads] == [Reason.ONE_KV_HEAD]
+    assert "move layers instead" in heads[0].detail
+
+
+def test_a_narrow_gap_stays_where_there_is_one_kv_head() -> None:
+    # 0.6 and 0.4 as above.
+    one = model(heads=1, attention=0.5)
+    made = planned(fleet(one, worker("a", prefill_tokens_per_s=150), worker("b", prefill_tokens_per_s=100)))
+    assert made.moves == ()
+    assert [verdict.reason for verdict in made.verdicts] == [Reason.ONE_KV_HEAD]
+
+
+def test_what_takes_longer_than_the_budget_is_not_moved() -> None:
+    # 80 live blocks in 4 lanes of 10 bytes are 3,200 bytes a layer: 0.032 s, 0.064 s for two. The budget is 0.05 s.
+    tight = replace(COMPUTE, latency_budget_s=0.05)
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=200, live_blocks=80), worker("b")), tight)
+    assert made.moves == (LayerMove("a", 3, 1, "a", "b"),)
+    assert reasons(made) == {"1": Reason.ACCEPTED, "2": Reason.OVER_BUDGET, "3": Reason.OVER_BUDGET}
+
+
+def test_weights_are_copied_where_they_are_missing_only() -> None:
+    # b's own layers 1 to 3 are on a, so b has the weights of layer 0 alone. Of the two ends, a's layers 0 and 1 bring
+    # 1,000 bytes, 2 and 3 would bring 2,000. Sending b's own back brings no relief: they have no traffic.
+    away = at_home("b", COST).with_layers_moved(1, 3, "a")
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=200), worker("b"), placed=(away,)))
+    assert made.moves == (LayerMove("a", 0, 2, "a", "b"),)
+    predicted = next(verdict.prediction for verdict in made.verdicts if verdict.accepted)
+    assert predicted is not None
+    assert (predicted.weight_bytes, predicted.transfer_s) == (1000, 0.01)
+
+
+@pytest.mark.parametrize(("switch_s", "moves"), [(7.9, 1), (8.1, 0)])
+def test_a_move_must_gain_more_than_it_costs(switch_s: float, moves: int) -> None:
+    # The peak falls by 0.4 for 30 s, worth 12 s. 1.5 times the move's duration is 11.85 s or 12.15 s. Moving less takes
+    # as long and gains less, and is not tried.
+    slow = model(switch_s=switch_s)
+    patient = replace(COMPUTE, latency_budget_s=100)
+    made = planned(fleet(slow, worker("a", prefill_tokens_per_s=200), worker("b")), patient)
+    assert len(made.moves) == moves
+    assert reasons(made)["2"] is (Reason.ACCEPTED if moves else Reason.LITTLE_GAIN)
+    assert reasons(made)["1"] is Reason.NOT_BEST
+
+
+@pytest.mark.parametrize(("hosted_slice_s", "reason"), [(None, Reason.ACCEPTED), (0.02, Reason.SLOW_TOKENS)])
+def test_hosting_may_double_the_latency_of_the_host_and_no_more(hosted_slice_s: float | None, reason: Reason) -> None:
+    # b decodes one request: 4 x 3 ms = 12 ms a token, 83.3 tokens/s x 5 ms = 0.417. a has 800 x 4 ms = 3.2. One layer
+    # keeps b busy 0.8 of the time, four times its own step, so each step waits for a whole slice: of 12 ms, its own
+    # step, which makes 24 ms; or of 20 ms, which makes 32 ms. Two layers: 1.6 and 2.017, a new peak.
+    cost = model(hosted_slice_s=hosted_slice_s)
+    b = worker("b", running=1, decode_tokens_per_s=1 / 0.012)
+    made = planned(fleet(cost, worker("a", prefill_tokens_per_s=800), b))
+    assert reasons(made)["1"] is reason
+    assert made.moves == ((LayerMove("a", 3, 1, "a", "b"),) if reason is Reason.ACCEPTED else ())
+    predicted = made.verdicts[0].prediction
+    assert predicted is not None
+    assert predicted.itl_before_s["b"] == pytest.approx(0.012)
+    assert predicted.itl_after_s["b"] == pytest.approx(0.024 if hosted_slice_s is None else 0.032)
+
+
+@pytest.mark.parametrize(("latency_s", "reason"), [(0.0099, Reason.ACCEPTED), (0.0101, Reason.SLOW_TOKENS)])
+def test_a_slow_link_is_not_put_into_a_decode_step(latency_s: float, reason: Reason) -> None:
+    # a decodes two requests: 4 x 4 ms = 16 ms a token, 125 tokens/s x 5 ms = 0.625. Split, each step has one row:
+    # 4 x 3 ms and the way there and back, 12 + 19.8 or 12 + 20.2 ms; allowed are 32 ms.
+    # A token then costs 1.5 ms a layer: 125 x 1.5 ms x 2 layers = 0.375 on both.
+    a = worker("a", running=2, decode_tokens_per_s=125)
+    made = planned(fleet(model(latency_s=latency_s), a, worker("b")))
+    assert reasons(made)["2"] is reason
+    predicted = made.verdicts[1].prediction
+    assert predicted is not None
+    assert predicted.itl_after_s["a"] == pytest.approx(0.012 + 2 * latency_s, abs=2e-4)
+    assert predicted.peak_after == pytest.approx(0.375)
+
+
+def test_what_has_just_moved_stays() -> None:
+    # All runs at the end have layer 3, which came home 5 s ago; it may leave 15 s after that.
+    busy = fleet(COST, worker("a", prefill_tokens_per_s=200), worker("b"))
+    came_home = EndedMove(LayerMove("a", 3, 1, "b", "a"), ended_s=100)
+    assert set(reasons(planned(busy, recent=(came_home,), now_s=105)).values()) == {Reason.COOLING}
+    assert planned(busy, recent=(came_home,), now_s=115).moves == (LayerMove("a", 2, 2, "a", "b"),)
+
+
+def test_a_worker_is_in_one_move_at_a_time() -> None:
+    # a (0.8) is in a move to b. c has 0.6, d nothing, the mean is 0.35; two layers of c leave 0.3 on both.
+    workers = [worker("a", prefill_tokens_per_s=200), worker("b"), worker("c", prefill_tokens_per_s=150), worker("d")]
+    made = planned(fleet(COST, *workers), under_way=(LayerMove("a", 3, 1, "a", "b"),))
+    assert made.moves == (LayerMove("c", 2, 2, "c", "d"),)
+
+
+def test_several_pairs_move_at_once() -> None:
+    # a 0.8, c 0.7, b 0.3, d 0: mean 0.45. a and d share 0.4 each. Then c and b: one layer of c leaves 0.525 and 0.475.
+    workers = [
+        worker("a", prefill_tokens_per_s=200),
+        worker("b", prefill_tokens_per_s=75),
+        worker("c", prefill_tokens_per_s=175),
+        worker("d"),
+    ]
+    made = planned(fleet(COST, *workers))
+    assert made.moves == (LayerMove("a", 2, 2, "a", "d"), LayerMove("c", 3, 1, "c", "b"))
+
+
+def test_a_full_destination_is_passed_over_for_the_next() -> None:
+    # b computes nothing, but 90 of its 100 blocks are live: with a quarter more it has none to give. A layer of a, with
+    # 40 live blocks, needs 4 lanes x 50 blocks. c (0.1) has room: one layer leaves a 0.6 and c 0.3, two 0.4 and 0.5.
+    b = worker("b", live_blocks=90)
+    c = worker("c", prefill_tokens_per_s=25)
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=200, live_blocks=40), b, c))
+    assert {verdict.reason for verdict in made.verdicts if verdict.move.destination == "b"} == {Reason.NO_ROOM}
+    assert made.moves == (LayerMove("a", 3, 1, "a", "c"),)
+
+
+@pytest.mark.parametrize(("hosted", "next_layer"), [(3, 2), (0, 1)])
+def test_a_hosted_run_grows_at_its_end(hosted: int, next_layer: int) -> None:
+    # a has 0.6 left of 0.8, b 0.2 of it: one more layer makes it 0.4 each.
+    placed = at_home("a", COST).with_layers_moved(hosted, 1, "b")
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=200), worker("b"), placed=(placed,)))
+    assert made.moves == (LayerMove("a", next_layer, 1, "a", "b"),)
+
+
+def test_of_equals_what_goes_home_moves() -> None:
+    # a has half of its 0.8 on b, which has 0.4 of its own: 0.4 and 0.8. Two layers of b's (0.1 each), or one of a's
+    # (0.2), leave 0.6 each.
+    workers = [worker("a", prefill_tokens_per_s=200), worker("b", prefill_tokens_per_s=100)]
+    made = planned(fleet(COST, *workers, placed=(LAST_TWO_ON_B,)))
+    assert made.moves == (LayerMove("a", 3, 1, "b", "a"),)
+
+
+def test_without_traffic_loads_are_zero_and_modules_go_home() -> None:
+    # Also heads: a's last two layers are on b, and two heads of b's layer 0 are on a. One worker, one move: layers
+    # first; the heads have their turn when the layers are home.
+    heads = at_home("b", COST).with_heads_moved([0], [2, 3], "a")
+    made = planned(fleet(COST, worker("a"), worker("b"), placed=(LAST_TWO_ON_B, heads)), EVEN)
+    assert [load.weighted for load in made.utilisation.values()] == [0, 0]
+    assert made.moves == (LayerMove("a", 2, 2, "b", "a"),)
+    made = planned(fleet(COST, worker("a"), worker("b"), placed=(heads,)), EVEN)
+    assert made.moves == (HeadMove("b", (0,), (2, 3), "a", "b"),)
+    assert planned(fleet(COST, worker("a"), worker("b")), EVEN).verdicts == ()
+
+
+@pytest.mark.parametrize(("tokens_per_s", "goes"), [(12, True), (13, False)])
+def test_modules_go_home_when_home_is_hardly_loaded_with_them(tokens_per_s: float, goes: bool) -> None:
+    # All of a would be 0.048 or 0.052 above the idle b; delta_home is 0.05.
+    made = planned(fleet(COST, worker("a", prefill_tokens_per_s=tokens_per_s), worker("b"), placed=(LAST_TWO_ON_B,)))
+    assert made.moves == ((LayerMove("a", 2, 2, "b", "a"),) if goes else ())
+    assert [verdict.reason for verdict in made.verdicts] == [Reason.ACCEPTED if goes else Reason.HOME_LOADED]
+
+
+@pytest.mark.parametrize(("own_tokens_per_s", "goes"), [(101, True), (99, False)])
+def test_modules_go_home_when_the_host_has_more_to_do(own_tokens_per_s: float, goes: bool) -> None:
+    # With its hosted half home a has 0.4; the host alone 0.404 or 0.396. Now they have 0.2 and 0.604 or 0.596, which is
+    # a wide gap: with deltas out of the way, only the way home is left.
+    calm = replace(COMPUTE, delta_heads=0.5, delta_layers=0.5, delta_home=0)
+    workers = [worker("a", prefill_tokens_per_s=100), worker("b", prefill_tokens_per_s=own_tokens_per_s)]
+    made = planned(fleet(COST, *workers, placed=(LAST_TWO_ON_B,)), calm)
+    assert made.moves == ((LayerMove("a", 2, 2, "b", "a"),) if goes else ())
+
+
+def test_what_takes_too_long_goes_home_in_pieces() -> None:
+    # Home has no weights of layers 2 and 3, since nobody else needs them there: 1,000 bytes, 0.01 s each.
+    tight = replace(COMPUTE, latency_budget_s=0.015)
+    made = planned(fleet(COST, worker("a"), worker("b"), placed=(LAST_TWO_ON_B,)), tight)
+    assert made.moves == (LayerMove("a", 3, 1, "b", "a"),)
+    assert reasons(made)["2"] is Reason.OVER_BUDGET
+
+
+def test_what_lies_on_a_dead_worker_is_not_touched() -> None:
+    # a's last layers are on b, which is gone; a and c are the fleet. a's instance is broken, but a as a worker is not:
+    # it takes half of c's 0.8, those layers of which it has the weights.
+    workers = [worker("a"), worker("c", prefill_tokens_per_s=200)]
+    made = planned(fleet(COST, *workers, placed=(LAST_TWO_ON_B,)))
+    assert made.moves == (LayerMove("c", 0, 2, "c", "a"),)
+
+
+IDLE = fleet(COST, worker("a"), worker("b", live_blocks=100), worker("c"))
+
+
+@pytest.mark.parametrize(
+    ("move", "reason", "says"),
+    [
+        (LayerMove("a", 0, 1, "a", "x"), Reason.UNKNOWN_WORKER, "destination 'x' is not a worker"),
+        (LayerMove("a", 0, 1, "x", "b"), Reason.UNKNOWN_WORKER, "source 'x' is not a worker"),
+        (HeadMove("x", (0,), (1,), "a", "b"), Reason.UNKNOWN_WORKER, "instance 'x' is not a worker"),
+        (LayerMove("a", 3, 2, "a", "c"), Reason.INVALID, "layers 0 to 3"),
+        (LayerMove("a", 0, 4, "a", "c"), Reason.INVALID, "leave it one"),
+        (LayerMove("a", 0, 1, "c", "a"), Reason.INVALID, "not on 'c'"),
+        (HeadMove("a", (0,), (3, 4), "a", "c"), Reason.INVALID, "KV heads 0 to 3"),
+        (HeadMove("a", (0, 4), (3,), "a", "c"), Reason.INVALID, "layers 0 to 3"),
+        (HeadMove("a", (0,), (0, 1, 2, 3), "a", "c"), Reason.INVALID, "leave it a head"),
+        (LayerMove("a", 0, 1, "a", "b"), Reason.NO_ROOM, "are needed"),
+    ],
+)
+def test_an_impossible_order_is_refused_with_the_reason(move: Move, reason: Reason, says: str) -> None:
+    verdict = judge_order(Situation(IDLE), COMPUTE, move)
+    assert (verdict.reason, verdict.accepted) == (reason, False)
+    assert says in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("under_way", "reason", "says"),
+    [
+        (HeadMove("a", (3,), (0,), "a", "c"), Reason.IN_FLIGHT, "what this one moves"),
+        (LayerMove("a", 0, 1, "a", "c"), Reason.IN_FLIGHT, "one move at a time"),
+        (LayerMove("c", 0, 1, "c", "b"), Reason.BUSY, "'c' is in another move"),
+    ],
+)
+def test_an_order_waits_for_moves_in_its_way(under_way: Move, reason: Reason, says: str) -> None:
+    verdict = judge_order(Situation(IDLE, under_way=(under_way,)), COMPUTE, LayerMove("a", 3, 1, "a", "c"))
+    assert verdict.reason is reason
+    assert says in verdict.detail
+
+
+def test_an_order_need_not_pay() -> None:
+    verdict = judge_order(Situation(IDLE), COMPUTE, LayerMove("a", 3, 1, "a", "c"))
+    assert verdict.accepted
+    assert verdict.prediction is not None
+    # Nothing to copy, and room for one block of four lanes at least.
+    assert (verdict.prediction.transfer_bytes, verdict.prediction.needed_bytes) == (0, 40)
+
+
+def test_heads_of_a_model_with_one_are_refused() -> None:
+    one = model(heads=1)
+    verdict = judge_order(Situation(fleet(one, worker("a"), worker("b"))), COMPUTE, HeadMove("a", (0,), (0,), "a", "b"))
+    assert verdict.reason is Reason.ONE_KV_HEAD
+
+
+def test_an_instance_with_parts_on_a_dead_worker_is_not_moved() -> None:
+    broken = Situation(fleet(COST, worker("a"), worker("c"), placed=(LAST_TWO_ON_B,)))
+    verdict = judge_order(broken, COMPUTE, LayerMove("a", 0, 1, "a", "c"))
+    assert verdict.reason is Reason.UNKNOWN_WORKER
+    assert "repaired" in verdict.detail
+
+
+def test_no_worker_no_plan() -> None:
+    assert planned(Fleet.of([], [], COST)) == Plan((), (), {}, 0.0)
+
+
+def test_a_fleet_must_be_told_everything_once() -> None:
+    placed = Placement.at_home("a", 4, 4)
+    with pytest.raises(ValueError, match="twice"):
+        Fleet.of([worker("a")], [placed, placed], COST)
+    with pytest.raises(ValueError, match="twice"):
+        Fleet.of([worker("a"), worker("a")], [placed], COST)
+    with pytest.raises(ValueError, match="no placement"):
+        Fleet.of([worker("a"), worker("b")], [placed], COST)
+    with pytest.raises(ValueError, match="must be the same"):
+        Fleet.of([worker("a")], [Placement.at_home("a", 4, 2)], COST)
