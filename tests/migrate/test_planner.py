@@ -9,7 +9,6 @@ import pytest
 from migrate.fleet import Fleet
 from migrate.move_settings import MoveSettings
 from migrate.moves import EndedMove, HeadMove, LayerMove, Move
-from migrate.placement import Placement
 from migrate.planner import Plan, plan
 from migrate.verdict import Reason, Situation, judge_order
 from tests.migrate.fleets import at_home, fleet, model, worker
@@ -225,6 +224,15 @@ def test_of_equals_what_goes_home_moves() -> None:
     assert made.moves == (LayerMove("a", 3, 1, "b", "a"),)
 
 
+def test_a_hosted_run_may_leave_as_a_whole() -> None:
+    # a has 0.6, and its last layer, 0.2, is on b, which has 0.8 of its own: 0.6 and 1.0. That layer, or one of b's,
+    # leaves 0.8 each.
+    placed = at_home("a", COST).with_layers_moved(3, 1, "b")
+    workers = [worker("a", prefill_tokens_per_s=200), worker("b", prefill_tokens_per_s=200)]
+    made = planned(fleet(COST, *workers, placed=(placed,)))
+    assert made.moves == (LayerMove("a", 3, 1, "b", "a"),)
+
+
 def test_without_traffic_loads_are_zero_and_modules_go_home() -> None:
     # Also heads: a's last two layers are on b, and two heads of b's layer 0 are on a. One worker, one move: layers
     # first; the heads have their turn when the layers are home.
@@ -332,15 +340,3 @@ def test_an_instance_with_parts_on_a_dead_worker_is_not_moved() -> None:
 
 def test_no_worker_no_plan() -> None:
     assert planned(Fleet.of([], [], COST)) == Plan((), (), {}, 0.0)
-
-
-def test_a_fleet_must_be_told_everything_once() -> None:
-    placed = Placement.at_home("a", 4, 4)
-    with pytest.raises(ValueError, match="twice"):
-        Fleet.of([worker("a")], [placed, placed], COST)
-    with pytest.raises(ValueError, match="twice"):
-        Fleet.of([worker("a"), worker("a")], [placed], COST)
-    with pytest.raises(ValueError, match="no placement"):
-        Fleet.of([worker("a"), worker("b")], [placed], COST)
-    with pytest.raises(ValueError, match="must be the same"):
-        Fleet.of([worker("a")], [Placement.at_home("a", 4, 2)], COST)
