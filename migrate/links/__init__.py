@@ -1,0 +1,1 @@
+"""Links between workers that have work for each other."""
