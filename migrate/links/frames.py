@@ -20,8 +20,8 @@ from migrate.links.interface import Message
 
 FRAME_BYTES = 64 * 1024
 """Most that a frame takes, and what the read of one is posted with."""
-MAX_REASON_BYTES = 2048
-"""Of a goodbye; a longer one is cut."""
+MAX_TEXT_BYTES = 2048
+"""Of a goodbye or hello; a longer one is cut."""
 
 
 def message_frame(message: Message, epoch: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -53,10 +53,10 @@ def heartbeat_frame(epoch: int) -> torch.Tensor:
     return _whole_frame(Header(FrameType.HEARTBEAT, epoch), b"")
 
 
-def goodbye_frame(epoch: int, reason: str) -> torch.Tensor:
-    """uint8, one dimension."""
-    meta = reason.encode()[:MAX_REASON_BYTES]
-    return _whole_frame(Header(FrameType.GOODBYE, epoch, meta_bytes=len(meta)), meta)
+def text_frame(frame_type: FrameType, epoch: int, text: str) -> torch.Tensor:
+    """A goodbye or hello; uint8, one dimension."""
+    meta = text.encode()[:MAX_TEXT_BYTES]
+    return _whole_frame(Header(frame_type, epoch, meta_bytes=len(meta)), meta)
 
 
 class Arrival:
@@ -91,8 +91,8 @@ class Arrival:
     def type(self) -> FrameType:
         return self._header.type
 
-    def reason(self) -> str:
-        """Of a goodbye."""
+    def text(self) -> str:
+        """Of a goodbye or hello."""
         return self._meta.decode(errors="replace")
 
     def message(self) -> Message:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from migrate.links.frames import FRAME_BYTES, Arrival, goodbye_frame, heartbeat_frame, message_frame
+from migrate.links.frames import FRAME_BYTES, Arrival, heartbeat_frame, message_frame, text_frame
 from migrate.links.header import FORMAT_VERSION, FrameType
 from migrate.links.interface import LinkError, LinkHandlers, LinkSettings, Message
 from migrate.links.rendezvous import RendezvousAddress, forget_keys
@@ -50,17 +50,18 @@ class GlooChannel:
         self._posted = self._post(self._frame)
 
     def shake_hands(self, timeout: timedelta) -> None:
-        """Hear from the peer that it is there and in the same epoch.
+        """Hear from the peer that it is there, in the same epoch, and set up in the same way.
 
         Raises:
             LinkError: nothing came within `timeout`, or something else.
         """
-        self.heartbeat()
+        mine = f"timeout_s {self._timeout_s:g}, max_message_bytes {self._max_payload_bytes}"
+        self._send(text_frame(FrameType.HELLO, self._epoch, mine))
         with _failures_of_gloo(timeout.total_seconds()):
             self._posted.wait(timeout)
         arrival = self._next_frame()
-        if arrival.type is not FrameType.HEARTBEAT:
-            raise LinkError(f"the peer began with a frame of type {arrival.type}, and not with a heartbeat")
+        if arrival.type is not FrameType.HELLO or arrival.text() != mine:
+            raise LinkError(f"the peer has {arrival.text() or 'no settings'}, this worker {mine}: give both the same")
 
     def transmit(self, message: Message) -> None:
         """See `Channel`."""
@@ -73,7 +74,7 @@ class GlooChannel:
 
     def goodbye(self, reason: str) -> None:
         """See `Channel`."""
-        self._send(goodbye_frame(self._epoch, reason))
+        self._send(text_frame(FrameType.GOODBYE, self._epoch, reason))
 
     def receive(self) -> Message | Heartbeat | Goodbye:
         """See `Channel`."""
@@ -81,7 +82,7 @@ class GlooChannel:
             self._posted.wait(timedelta(seconds=self._timeout_s))
         arrival = self._next_frame()
         if arrival.type is FrameType.GOODBYE:
-            return Goodbye(arrival.reason())
+            return Goodbye(arrival.text())
         return Heartbeat() if arrival.type is FrameType.HEARTBEAT else arrival.message()
 
     def release(self) -> None:

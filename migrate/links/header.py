@@ -39,6 +39,8 @@ class FrameType(IntEnum):
     """The sender lives and has nothing to say."""
     GOODBYE = 2
     """The sender's last frame; `meta` is the reason."""
+    HELLO = 3
+    """The sender's first frame; `meta` is how it is set up."""
 
 
 @dataclass(frozen=True, slots=True)

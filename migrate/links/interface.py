@@ -149,7 +149,8 @@ class Link(Protocol):
     def join(self, timeout_s: float) -> bool:
         """Wait until an ended link has no thread left and makes no more calls; whether that came in time.
 
-        Not from a handler. The link is not ended by this.
+        Not from a handler. The link is not ended by this. A thread that was in the middle of sending to a peer that
+        died may last as long as the timeout, though `on_dead` has been called.
         """
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from migrate.links.frames import FRAME_BYTES, MAX_REASON_BYTES, Arrival, goodbye_frame, heartbeat_frame, message_frame
+from migrate.links.frames import FRAME_BYTES, MAX_TEXT_BYTES, Arrival, heartbeat_frame, message_frame, text_frame
 from migrate.links.header import FrameType
 from migrate.links.interface import DTYPES, Message
 from tests.link_ends import assert_same, random_tensor
@@ -58,8 +58,8 @@ def test_a_heartbeat_is_a_header() -> None:
 
 
 def test_a_goodbye_brings_its_reason() -> None:
-    arrival = Arrival(goodbye_frame(4, "Gerät fehlt"), 4, 100)
-    assert (arrival.type, arrival.reason()) == (FrameType.GOODBYE, "Gerät fehlt")
-    long = Arrival(goodbye_frame(4, "ü" * 5000), 4, 10_000)
-    assert long.reason() == "ü" * (MAX_REASON_BYTES // 2)
+    arrival = Arrival(text_frame(FrameType.GOODBYE, 4, "Gerät fehlt"), 4, 100)
+    assert (arrival.type, arrival.text()) == (FrameType.GOODBYE, "Gerät fehlt")
+    long = Arrival(text_frame(FrameType.GOODBYE, 4, "ü" * 5000), 4, 10_000)
+    assert long.text() == "ü" * (MAX_TEXT_BYTES // 2)
     assert long.apart == []

@@ -101,7 +101,7 @@ def test_garbage_is_refused(garbage: bytes) -> None:
     tensors=st.integers(0, 2**32 - 1) | st.integers(0, 3),
     shapes=st.binary(max_size=60),
     meta_bytes=st.integers(0, 2**64 - 1) | st.integers(0, 100),
-    frame_type=st.integers(0, 255) | st.integers(0, 2),
+    frame_type=st.integers(0, 255) | st.integers(0, 3),
 )
 def test_what_a_peer_makes_up_is_refused_or_within_the_limit(
     tensors: int, shapes: bytes, meta_bytes: int, frame_type: int
@@ -123,7 +123,7 @@ def test_what_a_peer_makes_up_is_refused_or_within_the_limit(
         (bytes(10), "10 bytes; a header takes at least 64"),
         (_sealed(_fields(), version=2), "writes format 2 of links, this worker 1: run the same release"),
         (_sealed(_fields(epoch=2)), "epoch 2 came over a link of epoch 3"),
-        (_sealed(_fields(frame_type=3)), "type 3; known are 0, 1, 2"),
+        (_sealed(_fields(frame_type=4)), "type 4; known are 0, 1, 2, 3"),
         (_sealed(_fields(kind=-1)), "kind -1"),
         (_sealed(_fields(meta_bytes=1001)), "announces 1001 bytes; allowed are 1000"),
         (_sealed(_fields(tensors=1, shapes_bytes=18) + _tensor(4, 126, 1)), "announces 1008 bytes"),
