@@ -42,30 +42,42 @@ def ideal_hits(trace: Trace) -> IdealHits:
     return IdealHits(blocks, blocks - trace.num_ids, len(full_ids) - num_full_ids)
 
 
-def gaps_s(trace: Trace) -> NDArray[np.float64]:
-    """[blocks] Seconds from each use of a block to its next; infinite at the last. The caller owns it."""
+def next_uses_s(trace: Trace) -> NDArray[np.float64]:
+    """[blocks] When the block of each use is used next; infinite at the last. The caller owns it."""
     ids = trace.block_ids
-    used_s = np.repeat(trace.arrival_s, np.diff(trace.block_offsets))
+    used_s = _used_s(trace)
     order = np.argsort(ids, kind="stable")
     again = np.diff(ids[order]) == 0
-    gaps = np.full(len(ids), np.inf)
-    gaps[order[:-1][again]] = np.diff(used_s[order])[again]
-    return gaps
+    next_s = np.full(len(ids), np.inf)
+    next_s[order[:-1][again]] = used_s[order[1:][again]]
+    return next_s
 
 
-def working_set(trace: Trace, gaps: NDArray[np.float64], at_s: Sequence[float], window_s: float) -> NDArray[np.int64]:
+def gaps_s(trace: Trace) -> NDArray[np.float64]:
+    """[blocks] Seconds from each use of a block to its next; infinite at the last. The caller owns it."""
+    return next_uses_s(trace) - _used_s(trace)
+
+
+def working_set(
+    trace: Trace, next_uses_s: NDArray[np.float64], at_s: Sequence[float], window_s: float
+) -> NDArray[np.int64]:
     """[len(at_s)] Different blocks used within the `window_s` before each time, its own moment included.
 
     After Denning, "The working set model for program behavior" (1968).
 
     Args:
         trace: one with reuse information.
-        gaps: its `gaps_s`.
+        next_uses_s: its own.
         at_s: times.
         window_s: length of the window; infinite for all that was used so far.
     """
-    used_s = np.repeat(trace.arrival_s, np.diff(trace.block_offsets))
-    # A use keeps its block in the set until the window has passed or the next use takes over.
-    left_s = np.sort(used_s + np.minimum(gaps, window_s))
+    used_s = _used_s(trace)
+    # A use keeps its block in the set until the window has passed or the next use takes over, at that very moment.
+    left_s = np.sort(np.minimum(next_uses_s, used_s + window_s))
     came: NDArray[np.int64] = np.searchsorted(used_s, at_s, side="right")
     return came - np.searchsorted(left_s, at_s, side="right")
+
+
+def _used_s(trace: Trace) -> NDArray[np.float64]:
+    """[blocks]"""
+    return np.repeat(trace.arrival_s, np.diff(trace.block_offsets))

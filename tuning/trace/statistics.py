@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tuning.trace.reuse import gaps_s, ideal_hits, working_set
+from tuning.trace.reuse import gaps_s, ideal_hits, next_uses_s, working_set
 from tuning.trace.subtrees import Subtree, hottest_subtrees
 from tuning.trace.trace import Trace
 
@@ -175,15 +175,15 @@ def _rates(trace: Trace) -> Rates:
 
 def _reuse(trace: Trace, block_tokens: int) -> Reuse:
     hits = ideal_hits(trace)
-    gaps = gaps_s(trace)
+    next_s, gaps = next_uses_s(trace), gaps_s(trace)
     intervals = gaps[np.isfinite(gaps)]
     quantiles = {}
     if len(intervals):
         names = (*(f"p{percent}" for percent in _QUANTILES), "max")
         quantiles = dict(zip(names, np.percentile(intervals, (*_QUANTILES, 100)).tolist(), strict=True))
     at_s = np.linspace(0, trace.arrival_s[-1], _MAX_INTERVALS + 1).tolist()
-    sets = {f"{window_s:g}": working_set(trace, gaps, at_s, window_s).tolist() for window_s in WINDOWS_S}
-    sets["all"] = working_set(trace, gaps, at_s, math.inf).tolist()
+    sets = {f"{window_s:g}": working_set(trace, next_s, at_s, window_s).tolist() for window_s in WINDOWS_S}
+    sets["all"] = working_set(trace, next_s, at_s, math.inf).tolist()
     return Reuse(
         block_tokens=block_tokens,
         blocks=hits.blocks,

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuning.trace.random_traces import blocks_of, traces
-from tuning.trace.reuse import gaps_s, ideal_hits, working_set
+from tuning.trace.reuse import gaps_s, ideal_hits, next_uses_s, working_set
 from tuning.trace.subtrees import Subtree, hottest_subtrees
 from tuning.trace.trace import Trace
 
@@ -56,7 +57,24 @@ def test_working_set_is_what_the_window_holds(trace: Trace, window_s: float) -> 
         )
         for at in at_s
     ]
-    assert working_set(trace, gaps_s(trace), at_s, window_s).tolist() == expected
+    assert working_set(trace, next_uses_s(trace), at_s, window_s).tolist() == expected
+
+
+def test_a_block_that_is_used_again_is_in_the_working_set_once() -> None:
+    """At a time that its first use and the gap after that do not add up to, in floats: 0.001 + (0.009 - 0.001) > 0.009"""
+    trace = Trace(
+        name="two uses",
+        arrival_s=np.array([0.001, 0.009]),
+        input_tokens=np.array([1, 1]),
+        output_tokens=np.array([1, 1]),
+        block_tokens=1,
+        block_offsets=np.array([0, 1, 2]),
+        block_ids=np.array([0, 0]),
+        parent_request=np.array([-1, 0]),
+        turn=np.array([1, 2], dtype=np.int32),
+        kind=(),
+    )
+    assert working_set(trace, next_uses_s(trace), [0.009], 60.0).tolist() == [1]
 
 
 @settings(deadline=None)
