@@ -61,20 +61,20 @@ def test_working_set_is_what_the_window_holds(trace: Trace, window_s: float) -> 
 
 
 def test_a_block_that_is_used_again_is_in_the_working_set_once() -> None:
-    """At a time that its first use and the gap after that do not add up to, in floats: 0.001 + (0.009 - 0.001) > 0.009"""
+    """Where its first use and the gap after that add up to more than its next one: 0.001 + (0.009 - 0.001) > 0.009."""
     trace = Trace(
         name="two uses",
-        arrival_s=np.array([0.001, 0.009]),
-        input_tokens=np.array([1, 1]),
-        output_tokens=np.array([1, 1]),
+        arrival_s=np.array([0.0, 0.001, 0.009]),
+        input_tokens=np.array([1, 1, 1]),
+        output_tokens=np.array([1, 1, 1]),
         block_tokens=1,
-        block_offsets=np.array([0, 1, 2]),
-        block_ids=np.array([0, 0]),
-        parent_request=np.array([-1, 0]),
-        turn=np.array([1, 2], dtype=np.int32),
+        block_offsets=np.array([0, 1, 2, 3]),
+        block_ids=np.array([0, 1, 1]),
+        parent_request=np.array([-1, -1, 1]),
+        turn=np.array([1, 1, 2], dtype=np.int32),
         kind=(),
     )
-    assert working_set(trace, next_uses_s(trace), [0.009], 60.0).tolist() == [1]
+    assert working_set(trace, next_uses_s(trace), [0.009], 60.0).tolist() == [2]
 
 
 @settings(deadline=None)
