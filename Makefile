@@ -4,6 +4,7 @@
 #   make serve CONFIG=serve_configs/local-2p1d.yaml   another configuration
 #   make test                                         lint, types, import contracts, tests
 #   make check                                        the same without the tests
+#   make proto                                        what is generated from app/grpc_api/inference.proto
 #   make clean                                        removes .venv and caches of tools (models stay in their cache)
 
 SHELL := /bin/bash
@@ -20,10 +21,10 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONUNBUFFERED ?= 1
 
-.PHONY: help serve test check lint setup model clean
+.PHONY: help serve test check lint setup model proto clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
 setup: $(PACKAGES)
 
@@ -48,6 +49,9 @@ lint check: $(PACKAGES)
 
 test: check model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+proto: $(PACKAGES)
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. app/grpc_api/inference.proto
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

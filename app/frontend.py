@@ -24,11 +24,12 @@ from app.dispatcher import Dispatcher
 from app.generation import Choice, Generation
 from app.openai_errors import model_not_found, unavailable
 from app.openai_protocol import GenerationRequest, to_sampling
-from app.prompt_tokens import answer_tokens, encode_prompt
+from app.prompt_tokens import answer_tokens, check_token_ids, encode_prompt
 from app.roster_watch import RosterWatch
 from app.sequence_flow import SequenceFlow, SequencePlan
 from app.settings import AppSettings
 from app.token_bytes import TokenBytes
+from app.tokenize_protocol import DetokenizeBody, TokenizeBody
 from kv.directory_client import DirectoryClient
 from kv.keys import block_keys
 from migrate.admission import AdmissionPolicy
@@ -74,18 +75,31 @@ class Frontend:
         self._watch = RosterWatch(control, self._on_roster)
         self._sweeper = asyncio.create_task(self._sweep())
 
-    def chat(self, request: ChatCompletionRequest, principal: Principal) -> Generation:
-        """Raises ApiError for whatever is wrong with the request."""
-        self._check_model(request)
-        prompt = render_chat(self._tokenizer, request)
-        return self._generation(request, [prompt], principal, default_tokens=None, after_text=False)
+    def generation(self, request: GenerationRequest, principal: Principal) -> Generation:
+        """The answer to a chat or a completion, ready to run. Raises ApiError for whatever is wrong with the
+        request."""
+        self._check_model(request.model)
+        if isinstance(request, CompletionRequest):
+            return self._completion(request, principal)
+        if isinstance(request, ChatCompletionRequest):
+            prompt = render_chat(self._tokenizer, request)
+            return self._generation(request, [prompt], principal, default_tokens=None, after_text=False)
+        raise TypeError(f"{type(request).__name__} is no kind of request that is answered")
 
-    def completion(self, request: CompletionRequest, principal: Principal) -> Generation:
-        """Raises ApiError for whatever is wrong with the request."""
-        self._check_model(request)
-        vocab_size = self._facts().vocab_size
-        prompts = [encode_prompt(self._tokenizer, prompt, vocab_size=vocab_size) for prompt in request.prompt]
-        return self._generation(request, prompts, principal, default_tokens=DEFAULT_MAX_TOKENS, after_text=True)
+    def tokenize(self, request: TokenizeBody) -> tuple[int, ...]:
+        """The prompt's token ids, as `chat` and `completion` make them. Raises ApiError."""
+        self._check_model(request.model)
+        if request.prompt is not None:
+            return encode_prompt(self._tokenizer, request.prompt, vocab_size=self._facts().vocab_size)
+        chat = {"model": request.model, "messages": request.messages}
+        return render_chat(self._tokenizer, ChatCompletionRequest.model_validate(chat))
+
+    def detokenize(self, request: DetokenizeBody) -> str:
+        """The text of token ids, special tokens included. Raises ApiError."""
+        self._check_model(request.model)
+        if request.tokens:
+            check_token_ids(request.tokens, vocab_size=self._facts().vocab_size, param="tokens")
+        return str(self._tokenizer.decode(request.tokens))
 
     @property
     def context_tokens(self) -> int:
@@ -126,6 +140,11 @@ class Frontend:
         self._sweeper.cancel()
         await self._watch.stop()
         self.dispatcher.stop()
+
+    def _completion(self, request: CompletionRequest, principal: Principal) -> Generation:
+        vocab_size = self._facts().vocab_size
+        prompts = [encode_prompt(self._tokenizer, prompt, vocab_size=vocab_size) for prompt in request.prompt]
+        return self._generation(request, prompts, principal, default_tokens=DEFAULT_MAX_TOKENS, after_text=True)
 
     def _generation(
         self,
@@ -196,9 +215,9 @@ class Frontend:
             return 0
         return blocks * self._facts().layout.block_tokens
 
-    def _check_model(self, request: GenerationRequest) -> None:
-        if request.model != self.model_name:
-            raise model_not_found(request.model, self.model_name)
+    def _check_model(self, name: str) -> None:
+        if name != self.model_name:
+            raise model_not_found(name, self.model_name)
 
     def _facts(self) -> WorkerFacts:
         """All members have the same model, so any one's facts will do."""

@@ -16,7 +16,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.api_keys import PUBLIC, ApiKeys, Principal
+from app.api_keys import PUBLIC, Principal
+from app.key_file import KeyFile
 from app.openai_errors import ApiError, forbidden, from_http_status, internal, unauthorized
 
 OPEN_PATHS = frozenset({"/health"})
@@ -29,7 +30,7 @@ class _Access:
     """Who may come in to this process's app. Serve serves a frozen copy of the app object, made before a replica knows
     its settings, so this lives beside the app. `keys` None: nobody but this machine's own clients."""
 
-    keys: ApiKeys | None = None
+    keys: KeyFile | None = None
 
 
 _ACCESS = _Access()
@@ -41,7 +42,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 logger = logging.getLogger("ray.serve")
 
 
-def use_keys(keys: ApiKeys | None) -> None:
+def use_keys(keys: KeyFile | None) -> None:
     """The keys to check from now on, in this process; None: serve this machine's own clients only."""
     _ACCESS.keys = keys
 
@@ -56,7 +57,10 @@ class KeyGuard:
         """See ASGI."""
         if scope["type"] != "lifespan" and _route_path(scope) not in OPEN_PATHS:
             try:
-                scope.setdefault("state", {})["principal"] = authenticate(scope)
+                header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), None)
+                authorization = None if header is None else header.decode("latin-1")
+                client_host = (scope.get("client") or ("", 0))[0]
+                scope.setdefault("state", {})["principal"] = authenticate(authorization, client_host)
             except ApiError as error:
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": error.type})
@@ -66,18 +70,16 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
 
-def authenticate(scope: Scope) -> Principal:
-    """Whose request this is; raises ApiError 401 or 403."""
+def authenticate(authorization: str | None, client_host: str) -> Principal:
+    """Whose request this is, by its `Authorization` header and its address; raises ApiError 401 or 403."""
     if _ACCESS.keys is None:
-        client = (scope.get("client") or ("", 0))[0]
-        if not _is_loopback(client):
+        if not _is_loopback(client_host):
             raise forbidden(
                 "This server has no API keys and serves only its own machine. Set ingress.api_keys_file to serve "
                 "others."
             )
         return PUBLIC
-    header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), None)
-    principal = _ACCESS.keys.authenticate(header.decode("latin-1") if header is not None else None)
+    principal = _ACCESS.keys.current().authenticate(authorization)
     if principal is None:
         raise unauthorized()
     return principal

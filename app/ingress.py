@@ -1,4 +1,4 @@
-"""The Serve ingress: HTTP routes over a `Frontend`. gRPC methods join this class when they come.
+"""The Serve ingress: HTTP routes and gRPC methods over a `Frontend`.
 
 Serve pickles this class by value, with what its methods refer to as it was when the class was defined. So nothing else
 is defined in this module, and state of the process is set by functions of other modules, which are pickled by name.
@@ -6,29 +6,47 @@ Annotations stay objects here (no `from __future__ import annotations`): as stri
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from ray import serve
 
-from app.api_keys import ApiKeys
+from app.api_keys import Principal
 from app.chat_protocol import ChatCompletionRequest
 from app.client_presence import Departures, EventStream, unless_gone
 from app.completion_protocol import CompletionRequest
 from app.default_sampling import default_sampling
 from app.frontend import Frontend
-from app.generation import Generation
+from app.grpc_api.call import caller
+from app.grpc_api.from_proto import generation_request, tokenize_request
+from app.grpc_api.inference_pb2 import (
+    GenerateChunk,
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from app.grpc_api.to_proto import chunks, whole_response
 from app.http_guard import KeyGuard, install_error_handlers, use_keys
-from app.openai_answers import Answer
+from app.key_file import KeyFile
+from app.openai_answers import OpenAIAnswer
 from app.openai_errors import model_not_found
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import model_entry, model_list
 from app.request_body import read_body
 from app.request_parsing import LONG_BODY_BYTES, parse_request
+from app.running_answer import RunningAnswer
 from app.settings import AppSettings
+from app.tokenize_protocol import DetokenizeBody, TokenizeBody, tokenized
 from app.tokenizer import load_tokenizer
+
+T = TypeVar("T")
 
 http = FastAPI(
     title="Equipoise",
@@ -52,7 +70,7 @@ class Ingress:
         them with the ingress."""
         self._settings = AppSettings.model_validate(settings)
         keys_file = self._settings.ingress.api_keys_file
-        use_keys(None if keys_file is None else ApiKeys.load(keys_file))
+        use_keys(None if keys_file is None else KeyFile(keys_file))
         source = await asyncio.to_thread(load_tokenizer, self._settings.model)
         self._frontend = Frontend(
             self._settings,
@@ -85,12 +103,26 @@ class Ingress:
     @http.post("/v1/chat/completions")
     async def chat_completions(self, request: Request) -> Response:
         """OpenAI's chat completions."""
-        return await self._answer(request, ChatCompletionRequest, self._frontend.chat)
+        return await self._answer(request, ChatCompletionRequest)
 
     @http.post("/v1/completions")
     async def completions(self, request: Request) -> Response:
         """OpenAI's (legacy) completions, with token ids as prompts too."""
-        return await self._answer(request, CompletionRequest, self._frontend.completion)
+        return await self._answer(request, CompletionRequest)
+
+    @http.post("/tokenize")
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or of messages, as vLLM gives them."""
+        body = await read_body(request)
+        token_ids = await self._read(len(body), lambda: self._frontend.tokenize(parse_request(body, TokenizeBody)))
+        return JSONResponse(tokenized(token_ids, context_tokens=self._frontend.context_tokens))
+
+    @http.post("/detokenize")
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids, as vLLM gives it."""
+        body = await read_body(request)
+        text = await self._read(len(body), lambda: self._frontend.detokenize(parse_request(body, DetokenizeBody)))
+        return JSONResponse({"prompt": text})
 
     @http.get("/debug/blocks")
     async def blocks(self) -> Response:
@@ -105,25 +137,58 @@ class Ingress:
             }
         )
 
-    async def _answer(self, http_request: Request, kind: type[Any], generate: Callable[..., Generation]) -> Response:
-        body = await read_body(http_request)
-
-        def read() -> tuple[GenerationRequest, Generation]:
-            request: GenerationRequest = parse_request(body, kind)
-            return request, generate(request, http_request.state.principal)
-
-        # Template and tokenizer take a second a megabyte, in which no other request would get its tokens.
-        request, generation = await asyncio.to_thread(read) if len(body) > LONG_BODY_BYTES else read()
-        frontend = self._frontend
-        timeout_s = self._settings.ingress.request_timeout_s
-        answer = Answer(request, generation, frontend.model_name, frontend.table, timeout_s)
-        if request.stream:
+    async def _answer(self, http_request: Request, kind: type[GenerationRequest]) -> Response:
+        body, principal = await read_body(http_request), http_request.state.principal
+        running = await self._read(len(body), lambda: self._running(parse_request(body, kind), principal))
+        answer = OpenAIAnswer(running, self._frontend.table)
+        if running.request.stream:
             try:
                 return EventStream(await unless_gone(http_request, answer.stream()), answer.close)
             except BaseException:
                 await answer.close()
                 raise
         return JSONResponse(await unless_gone(http_request, answer.whole()))
+
+    # gRPC: a method's name is that of the call in inference.proto.
+
+    async def Generate(self, request: GenerateRequest, grpc_context: Any) -> GenerateResponse:
+        """One answer in one message."""
+        async with caller(grpc_context) as principal:
+            return await whole_response(await self._running_grpc(request, principal), self._frontend.table)
+
+    async def GenerateStream(self, request: GenerateRequest, grpc_context: Any) -> AsyncGenerator[GenerateChunk]:
+        """The same as it is made."""
+        async with (
+            caller(grpc_context) as principal,
+            aclosing(chunks(await self._running_grpc(request, principal), self._frontend.table)) as answer,
+        ):
+            async for chunk in answer:
+                yield chunk
+
+    async def Tokenize(self, request: TokenizeRequest, grpc_context: Any) -> TokenizeResponse:
+        """Token ids of a prompt."""
+        async with caller(grpc_context):
+            token_ids = await self._read(request.ByteSize(), lambda: self._frontend.tokenize(tokenize_request(request)))
+            return TokenizeResponse(token_ids=token_ids, context_tokens=self._frontend.context_tokens)
+
+    async def ListModels(self, request: ListModelsRequest, grpc_context: Any) -> ListModelsResponse:
+        """The one model that is served."""
+        async with caller(grpc_context):
+            frontend = self._frontend
+            model = Model(id=frontend.model_name, created=frontend.created, context_tokens=frontend.context_tokens)
+            return ListModelsResponse(models=[model])
+
+    async def _running_grpc(self, message: GenerateRequest, principal: Principal) -> RunningAnswer:
+        return await self._read(message.ByteSize(), lambda: self._running(generation_request(message), principal))
+
+    def _running(self, request: GenerationRequest, principal: Principal) -> RunningAnswer:
+        frontend, timeout_s = self._frontend, self._settings.ingress.request_timeout_s
+        return RunningAnswer(request, frontend.generation(request, principal), frontend.model_name, timeout_s)
+
+    async def _read(self, num_bytes: int, read: Callable[[], T]) -> T:
+        """`read()`, of a request of so many bytes. Template and tokenizer take a second a megabyte, in which no other
+        request would get its tokens."""
+        return await asyncio.to_thread(read) if num_bytes > LONG_BODY_BYTES else read()
 
     def _model_entry(self) -> dict[str, Any]:
         frontend = self._frontend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from app.completion_protocol import Prompt
@@ -20,13 +21,18 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, vocab_size: int) -> tuple[i
                 "The tokenizer turns 'prompt' to no tokens at all. It must not be empty.", param="prompt"
             )
         return token_ids
-    for worst in (min(prompt), max(prompt)):
+    check_token_ids(prompt, vocab_size=vocab_size, param="prompt")
+    return prompt
+
+
+def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, param: str) -> None:
+    """Raises ApiError 400 where ids, of which there must be some, are outside the vocabulary."""
+    for worst in (min(token_ids), max(token_ids)):
         if not 0 <= worst < vocab_size:
             raise invalid_request(
-                f"Invalid value for 'prompt': token id {shortened(worst)}. It must be from 0 to {vocab_size - 1}.",
-                param="prompt",
+                f"Invalid value for '{param}': token id {shortened(worst)}. It must be from 0 to {vocab_size - 1}.",
+                param=param,
             )
-    return prompt
 
 
 def answer_tokens(

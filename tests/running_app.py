@@ -22,10 +22,11 @@ Deploy = Callable[[Mapping[str, Any]], "RunningApp"]
 
 
 class RunningApp:
-    """The app under test: its address, and a look at its workers beside HTTP."""
+    """The app under test: its addresses, and a look at its workers beside HTTP."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, grpc_target: str = "") -> None:
         self.base_url = base_url
+        self.grpc_target = grpc_target
 
     def get(self, path: str) -> tuple[int, Any]:
         """(status, parsed body)"""

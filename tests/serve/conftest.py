@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,14 +18,33 @@ if TYPE_CHECKING:
     from tests.reference_text import ReferenceText
 
 
-@pytest.fixture(scope="session")
-def http_port(ray_cluster: None) -> Iterator[int]:
-    """Serve's HTTP proxy on a free port of the loopback interface."""
+SERVICER = "app.grpc_api.inference_pb2_grpc.add_InferenceServicer_to_server"
+"""As in every file of serve_configs."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    http: int
+    grpc: int
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    yield port
+    return port
+
+
+@pytest.fixture(scope="session")
+def ports(ray_cluster: None) -> Iterator[Ports]:
+    """Serve's proxies on free ports, as the configurations start them."""
+    ports = Ports(free_port(), free_port())
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": "127.0.0.1", "port": ports.http},
+        grpc_options={"port": ports.grpc, "grpc_servicer_functions": [SERVICER]},
+    )
+    yield ports
     serve.shutdown()
 
 
@@ -42,7 +62,7 @@ def quick_stop() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def deploy(http_port: int, quick_stop: None) -> Deploy:
+def deploy(ports: Ports, quick_stop: None) -> Deploy:
     """Deploys the app with given `args`; the same `args` again return the running one."""
     running: dict[str, RunningApp] = {}
 
@@ -53,7 +73,7 @@ def deploy(http_port: int, quick_stop: None) -> Deploy:
                 serve.delete(APP_NAME)
                 running.clear()
             serve.run(builder.build(dict(args)), name=APP_NAME, route_prefix="/")
-            running[key] = RunningApp(f"http://127.0.0.1:{http_port}")
+            running[key] = RunningApp(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}")
         running[key].wait_healthy()
         return running[key]
 

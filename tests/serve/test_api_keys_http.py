@@ -6,12 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import openai
 import pytest
 from starlette.routing import Route
 
 from app.api_keys import new_key
+from app.grpc_api import inference_pb2
+from app.grpc_api.inference_pb2 import GenerateRequest
 from app.ingress import http
+from tests.grpc_app import LIMIT_S, grpc_client, refusal
 from tests.openai_app import OpenAIApp, RawAnswer, cached_tokens, send
 from tests.running_app import Deploy, RunningApp, small_roles
 
@@ -27,6 +31,7 @@ class KeyedApp:
     alice: OpenAIApp
     bob: OpenAIApp
     alices_key: str
+    bobs_key: str
 
     def send(self, method: str, path: str, authorization: str | None = None) -> RawAnswer:
         headers = {} if authorization is None else {"Authorization": authorization}
@@ -54,7 +59,7 @@ def keyed(deploy: Deploy, keys: tuple[str, str, str]) -> Iterator[KeyedApp]:
             "ingress": {**roles["ingress"], "api_keys_file": file},
         }
     )
-    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice)
+    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice, bob)
     with keyed.alice.client, keyed.bob.client:
         yield keyed
 
@@ -99,6 +104,37 @@ def test_without_a_right_key_only_liveness_answers(
         return
     assert answer.error(401, "invalid_api_key")["type"] == "authentication_error"
     assert answer.headers["www-authenticate"] == "Bearer"
+
+
+GRPC_CALLS = sorted(
+    (method.name, getattr(inference_pb2, method.input_type.name))
+    for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods
+)
+
+
+@pytest.mark.parametrize(("name", "kind"), GRPC_CALLS)
+@pytest.mark.parametrize("authorization", [None, "Bearer eq-wrong", "Bearer", "Basic KEY", "KEY"])
+def test_no_grpc_method_answers_without_a_right_key(
+    keyed: KeyedApp, name: str, kind: type[Any], authorization: str | None
+) -> None:
+    metadata = [] if authorization is None else [("authorization", authorization.replace("KEY", keyed.alices_key))]
+    with grpc_client(keyed.app.grpc_target) as stub:
+        code, said = refusal(lambda: getattr(stub, name)(kind(), metadata=metadata, timeout=LIMIT_S))
+    assert (code, said[:29]) == (grpc.StatusCode.UNAUTHENTICATED, "No valid API key was given. S")
+    assert "eq-wrong" not in said
+
+
+def test_grpc_knows_the_keys_and_their_caches(keyed: KeyedApp) -> None:
+    request = GenerateRequest(model=keyed.alice.model, prompt=PROMPT.upper(), max_tokens=2, temperature=0.0)
+    warm = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    with grpc_client(keyed.app.grpc_target) as stub:
+
+        def cached(key: str) -> int:
+            answer = stub.Generate(request, metadata=[("authorization", f"Bearer {key}")], timeout=LIMIT_S)
+            return int(answer.usage.cached_tokens)
+
+        assert [cached(keyed.alices_key), cached(keyed.alices_key), cached(keyed.bobs_key)] == [0, warm, 0]
+    assert cached_tokens(keyed.alice.complete(PROMPT.upper(), max_tokens=2)) == warm
 
 
 def test_with_a_right_key_everything_answers(keyed: KeyedApp) -> None:

@@ -1,0 +1,72 @@
+"""gRPC requests become the requests that the same JSON would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.chat_protocol import ChatCompletionRequest
+from app.completion_protocol import CompletionRequest
+from app.grpc_api.from_proto import generation_request, tokenize_request
+from app.grpc_api.inference_pb2 import ChatMessage, GenerateRequest, TokenizeRequest
+from app.openai_errors import ApiError
+from app.openai_protocol import GenerationRequest
+
+COMMON: dict[str, Any] = {
+    "max_tokens": 9, "n": 2, "temperature": 0.0, "top_p": 0.25, "top_k": -1, "min_p": 0.1, "presence_penalty": -1.5,
+    "frequency_penalty": 0.5, "repetition_penalty": 1.1, "seed": -(2**63), "stop": ["a", "b"],
+    "stop_token_ids": [7, 8], "include_stop_str_in_output": True, "min_tokens": 0, "ignore_eos": False,
+    "skip_special_tokens": False, "cache_salt": "mine",
+}  # fmt: skip
+
+
+def test_every_field_arrives_in_a_completion() -> None:
+    message = GenerateRequest(model="m", prompt="p", logprobs=3, logit_bias={5: -100.0, 6: 0.5}, **COMMON)
+    wanted = {"model": "m", "prompt": "p", "logprobs": 3, "logit_bias": {"5": -100.0, "6": 0.5}, **COMMON}
+    assert generation_request(message) == CompletionRequest.model_validate(wanted)
+
+
+def test_every_field_arrives_in_a_chat() -> None:
+    messages = [{"role": "user", "content": "hi", "name": "me"}, {"role": "tool", "content": "", "tool_call_id": "c"}]
+    message = GenerateRequest(model="m", messages=[ChatMessage(**each) for each in messages], logprobs=0, **COMMON)
+    wanted = {"model": "m", "messages": messages, "logprobs": True, "top_logprobs": 0, **COMMON}
+    request = generation_request(message)
+    assert request == ChatCompletionRequest.model_validate(wanted)
+
+
+def test_the_fields_of_the_message_are_those_that_are_tested() -> None:
+    named = {field.name for field in GenerateRequest.DESCRIPTOR.fields}
+    assert named == COMMON.keys() | {"model", "prompt", "prompt_token_ids", "messages", "logprobs", "logit_bias"}
+
+
+def test_what_is_not_set_is_left_to_the_server() -> None:
+    message = GenerateRequest(model="m", prompt_token_ids=[1, 2])
+    assert generation_request(message) == CompletionRequest.model_validate({"model": "m", "prompt": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "prompt_token_ids"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "top_p": 0.0}, "top_p"),
+    ],
+)
+def test_what_is_wrong_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        generation_request(GenerateRequest(model="m", **fields))
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_unknown_fields_are_refused_at_every_depth() -> None:
+    inner = ChatMessage(role="user", content="x")
+    inner.MergeFromString(b"\xf8\x3e\x01")
+    for message in (GenerateRequest(model="m", messages=[inner]), TokenizeRequest(model="m", messages=[inner])):
+        with pytest.raises(ApiError, match=r"ChatMessage has the field number 1007"):
+            read(message)
+
+
+def read(message: GenerateRequest | TokenizeRequest) -> GenerationRequest | object:
+    return generation_request(message) if isinstance(message, GenerateRequest) else tokenize_request(message)
