@@ -13,8 +13,9 @@ import pytest
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
 
-from app.api_keys import PUBLIC, ApiKeys, new_key
+from app.api_keys import PUBLIC, new_key
 from app.http_guard import KeyGuard, install_error_handlers, use_keys
+from app.key_file import KeyFile
 from app.openai_errors import overloaded
 
 HERE = "127.0.0.1"
@@ -61,7 +62,7 @@ def key(tmp_path: Path, app: FastAPI) -> str:
     key, line = new_key("alice")
     file = tmp_path / "keys"
     file.write_text(line)
-    use_keys(ApiKeys.load(file))
+    use_keys(KeyFile(file))
     return key
 
 

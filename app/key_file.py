@@ -1,0 +1,56 @@
+"""The file of API keys while the server runs: a change of it holds within a second or so, without a restart."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from app.api_keys import ApiKeys, ApiKeysError
+
+CHECK_PERIOD_S = 1.0
+"""A request that comes later than that after the last look at the file looks at it again."""
+
+logger = logging.getLogger("ray.serve")
+
+
+class KeyFile:
+    """The keys that are let in now. A file that cannot be read or used leaves those that were there before: a mistake
+    in it locks nobody out. Whoever is to be locked out at once loses their line in a file that is right.
+
+    Raises (at construction): ApiKeysError, OSError.
+    """
+
+    def __init__(self, path: str | Path, check_period_s: float = CHECK_PERIOD_S) -> None:
+        self._path = Path(path)
+        self._check_period_s = check_period_s
+        self._seen = _version(self._path)
+        self._keys = ApiKeys.load(self._path)
+        self._checked_s = time.monotonic()
+
+    def current(self) -> ApiKeys:
+        """The keys of the file as it was at most `check_period_s` ago."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= self._check_period_s:
+            self._checked_s = now_s
+            self._read_if_changed()
+        return self._keys
+
+    def _read_if_changed(self) -> None:
+        try:
+            version = _version(self._path)
+            if version == self._seen:
+                return
+            self._seen = version
+            self._keys = ApiKeys.load(self._path)
+        except (ApiKeysError, OSError) as error:
+            logger.error("the API keys stay as they were: %s", error)
+            return
+        logger.info("API keys were read again from %s", self._path)
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    """Changes whenever a file is written or replaced. Raises OSError."""
+    stat = os.stat(path)
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,69 @@
+"""Keys that change while the server runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from app.api_keys import ApiKeysError, new_key
+from app.key_file import KeyFile
+
+ALICE, ALICES_LINE = new_key("alice")
+BOB, BOBS_LINE = new_key("bob")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(ALICES_LINE + "\n")
+    return path
+
+
+def who(file: KeyFile, key: str) -> str | None:
+    principal = file.current().authenticate(f"Bearer {key}")
+    return None if principal is None else principal.name
+
+
+def test_keys_come_and_go_with_their_lines(path: Path) -> None:
+    file = KeyFile(path, check_period_s=0)
+    assert (who(file, ALICE), who(file, BOB)) == ("alice", None)
+    path.write_text(f"{ALICES_LINE}\n{BOBS_LINE}\n")
+    assert (who(file, ALICE), who(file, BOB)) == ("alice", "bob")
+    # As editors and `mv` do it: another file in its place.
+    (path.parent / "new").write_text(BOBS_LINE + "\n")
+    (path.parent / "new").replace(path)
+    assert (who(file, ALICE), who(file, BOB)) == (None, "bob")
+
+
+@pytest.mark.parametrize("content", ["", "no line of a key file", "# all are gone\n"])
+def test_a_file_that_is_wrong_locks_nobody_out(path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = KeyFile(path, check_period_s=0)
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        path.write_text(content)
+        assert who(file, ALICE) == "alice"
+    assert ["the API keys stay as they were" in record.getMessage() for record in caplog.records] == [True]
+    path.write_text(BOBS_LINE + "\n")
+    assert (who(file, ALICE), who(file, BOB)) == (None, "bob")
+
+
+def test_a_file_that_is_gone_locks_nobody_out(path: Path) -> None:
+    file = KeyFile(path, check_period_s=0)
+    path.unlink()
+    assert who(file, ALICE) == "alice"
+
+
+def test_between_two_looks_nothing_is_read(path: Path) -> None:
+    file = KeyFile(path, check_period_s=3600)
+    path.write_text(BOBS_LINE + "\n")
+    assert (who(file, ALICE), who(file, BOB)) == ("alice", None)
+
+
+def test_at_the_start_a_wrong_file_is_an_error(path: Path) -> None:
+    path.write_text("nothing")
+    with pytest.raises(ApiKeysError):
+        KeyFile(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        KeyFile(path)
