@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from actors.engine.engine import StepResult
 from actors.engine.exports import Export
+from actors.engine.grammar import GrammarError, Grammars, GrammarState
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
 from actors.engine.scheduler import Fetch
@@ -56,6 +57,10 @@ class _Tracked:
     """What is under way in the stages other than ENGINE."""
     found: FoundPrefix | None = None
     """What the store has, leased, until it is fetched or turns out not to be needed."""
+    grammar: GrammarState | None = None
+    """Made while the store is asked, for the engine."""
+    refusal: str | None = None
+    """Why the engine is not to have it."""
     is_answer: bool = False
     """Its KV is published when its answer has ended, and nobody waits for that."""
     is_wanted: bool = True
@@ -73,7 +78,14 @@ class RequestTracker:
     """Used from the worker's event loop."""
 
     def __init__(
-        self, thread: EngineThread, exchange: KvExchange, outbox: Outbox, actor: Any, *, max_publishing_answers: int
+        self,
+        thread: EngineThread,
+        exchange: KvExchange,
+        outbox: Outbox,
+        actor: Any,
+        grammars: Grammars,
+        *,
+        max_publishing_answers: int,
     ) -> None:
         """`actor`: handle of the worker, for the store to pull from. So many answers that have ended are published at a
         time, at most; 0: none, which is right where requests end with a hand-over or there is no store."""
@@ -81,6 +93,7 @@ class RequestTracker:
         self._exchange = exchange
         self._outbox = outbox
         self._actor = actor
+        self._grammars = grammars
         self._max_publishing_answers = max_publishing_answers
         self._publishing_answers: set[str] = set()
         self.counts: Counter[str] = Counter(published_answer_blocks=0, unpublished_answers=0, early_published_blocks=0)
@@ -102,8 +115,8 @@ class RequestTracker:
         if request_id in self._aborted or request_id in self._tracked:
             return
         tracked = self._tracked[request_id] = _Tracked(owner)
-        find = self._exchange.find(submission.request, submission.hand_over)
-        self._begin(tracked, _Stage.LOOKUP, find, functools.partial(self._after_lookup, submission, tracked))
+        work = self._prepare(submission, tracked)
+        self._begin(tracked, _Stage.LOOKUP, work, functools.partial(self._after_lookup, submission, tracked))
 
     def abort(self, request_id: str) -> None:
         """Frees a request wherever it is; one that has ended already is no error."""
@@ -161,6 +174,16 @@ class RequestTracker:
         tracked.task = task = asyncio.create_task(work)
         task.add_done_callback(after)
 
+    async def _prepare(self, submission: Submission, tracked: _Tracked) -> FoundPrefix | None:
+        """What the store has of it; and its grammar's state, which is made beside the loop and the engine."""
+        grammar = submission.request.sampling.grammar
+        if grammar is not None:
+            try:
+                tracked.grammar = await asyncio.to_thread(self._grammars.state, grammar)
+            except GrammarError as error:
+                tracked.refusal = f"the answer's grammar cannot be used: {error}"
+        return await self._exchange.find(submission.request, submission.hand_over)
+
     def _after_lookup(self, submission: Submission, tracked: _Tracked, task: asyncio.Task[FoundPrefix | None]) -> None:
         request, found = submission.request, _result_of(task, None, "a look-up failed; nothing of it is reused")
         if not tracked.is_wanted:
@@ -173,6 +196,9 @@ class RequestTracker:
         if found is not None:
             tracked.found = found
             request = replace(request, external_tokens=found.num_tokens)
+        if tracked.refusal is not None:
+            self._take_events([_failure(request, tracked.refusal)], {})
+            return
         if self._max_publishing_answers and self._exchange.has_store and not request.hand_over:
             tracked.is_answer = True
             request = replace(request, publish_beyond_blocks=0 if found is None else found.lookup.num_blocks)
@@ -188,7 +214,8 @@ class RequestTracker:
             if refusal is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._take_events, [refusal], {})
 
-        self._thread.call(lambda engine: engine.add(request)).add_done_callback(added)
+        grammar, tracked.grammar = tracked.grammar, None
+        self._thread.call(lambda engine: engine.add(request, grammar)).add_done_callback(added)
 
     def _fetch(self, fetch: Fetch, tracked: _Tracked) -> None:
         request_id, found = fetch.sequence.request_id, tracked.found

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from actors.engine.engine import Engine, StepResult
+    from actors.engine.grammar import Grammars
     from actors.load_report import LoadSnapshot
 
 _RATE_HALF_LIFE_TOKENS = 4096.0
@@ -61,7 +62,7 @@ class Worker:
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._snapshot: LoadSnapshot = LoadSnapshot()
-        self._engine = await asyncio.to_thread(_make_engine, settings)
+        self._engine, grammars = await asyncio.to_thread(_make_engine, settings)
         self._exchange = KvExchange(
             self._engine.loaded,
             FetchRates(lambda: self._rate.per_s, step_s=lambda: self._engine.counters.mean_step_s),
@@ -76,6 +77,7 @@ class Worker:
             self._exchange,
             self._outbox,
             actor,
+            grammars,
             max_publishing_answers=settings.max_publishing_answers if settings.role == "decode" else 0,
         )
         # A turn without work, so that the first report does not wait for the first request.
@@ -217,12 +219,15 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _make_engine(settings: WorkerSettings) -> Engine:
+def _make_engine(settings: WorkerSettings) -> tuple[Engine, Grammars]:
     import torch
 
     from actors.engine.engine import Engine
+    from actors.engine.grammar import Grammars
     from actors.engine.loading import load_model
 
     torch.set_num_threads(settings.torch_threads)
     config: EngineConfig = settings.engine
-    return Engine(load_model(resolve_model(settings.model).path, config), config)
+    folder = resolve_model(settings.model).path
+    loaded = load_model(folder, config)
+    return Engine(loaded, config), Grammars(folder, loaded.spec.vocab_size, loaded.spec.eos_token_ids)

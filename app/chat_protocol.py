@@ -78,7 +78,6 @@ class ChatCompletionRequest(GenerationRequest):
         "modalities": (None, ["text"]),
         "moderation": (None,),
         "reasoning_effort": (None,),
-        "response_format": (None, {"type": "text"}),
         "tool_choice": (None, "none"),
         "tools": (None, []),
         "verbosity": (None, "medium"),

@@ -18,6 +18,7 @@ from actors.engine.request import SamplingParams
 from app.default_sampling import DefaultSampling
 from app.openai_errors import invalid_request, shortened, unsupported
 from app.request_parsing import must_be
+from app.structured_output import response_format_grammar, structured_outputs_grammar
 
 MAX_CHOICES = 64
 MAX_STOPS = 16
@@ -127,6 +128,10 @@ class GenerationRequest(BaseModel):
     stop_token_ids: Annotated[tuple[int, ...], PlainValidator(_stop_token_ids)] = ()
     include_stop_str_in_output: bool | None = Field(None, description="true or false")
     skip_special_tokens: bool | None = Field(None, description="true (the default) or false")
+    response_format: Annotated[str | None, PlainValidator(response_format_grammar)] = None
+    """As the grammar that it stands for."""
+    structured_outputs: Annotated[str | None, PlainValidator(structured_outputs_grammar)] = None
+    """The same."""
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="a string of 1 to 256 characters")
 
     @model_validator(mode="before")
@@ -148,6 +153,16 @@ class GenerationRequest(BaseModel):
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid_request("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise invalid_request(
+                "'response_format' and 'structured_outputs' both say what the answer keeps to. Give one of them.",
+                param="structured_outputs",
+            )
+        if self.grammar is not None and self.min_tokens:
+            raise invalid_request(
+                f"'min_tokens' is {self.min_tokens}, but the answer ends where its format does. Leave it out.",
+                param="min_tokens",
+            )
         asked = self.max_new_tokens
         if asked is not None and (self.min_tokens or 0) > asked:
             raise invalid_request(
@@ -160,6 +175,11 @@ class GenerationRequest(BaseModel):
     def choices(self) -> int:
         """How many answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    @property
+    def grammar(self) -> str | None:
+        """What the answer keeps to; None: it is free."""
+        return self.structured_outputs if self.response_format is None else self.response_format
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -231,6 +251,7 @@ def to_sampling(
         min_tokens=min_tokens,
         logprobs=request.top_logprob_count,
         prompt_logprobs=request.prompt_logprob_count,
+        grammar=request.grammar,
     )
 
 

@@ -19,6 +19,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
+from actors.engine.grammar import GrammarError, GrammarState
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import clear_pages
@@ -119,9 +120,10 @@ class Engine:
             return f"token ids must be between 0 and {vocab - 1}"
         return None
 
-    def add(self, request: EngineRequest) -> TokenEvent | None:
-        """Queues a request; returns its error event when it can never be served."""
-        reason = self.refusal(request)
+    def add(self, request: EngineRequest, grammar: GrammarState | None = None) -> TokenEvent | None:
+        """Queues a request; returns its error event when it can never be served. `grammar`: a state of the request's
+        grammar at its beginning, where it has one; the engine's from now on."""
+        reason = self.refusal(request) or _unlike(request, grammar)
         if reason is not None:
             self.counters.failed_requests += 1
             return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=reason)
@@ -132,7 +134,7 @@ class Engine:
         self._sequences[request.request_id] = sequence
         end_tokens = (*request.sampling.stop_token_ids, *request.eos_token_ids)
         self._rows[request.request_id] = SamplerRow(
-            request.sampling, request.prompt_token_ids, sequence.output_token_ids, end_tokens
+            request.sampling, request.prompt_token_ids, sequence.output_token_ids, end_tokens, grammar=grammar
         )
         return None
 
@@ -306,6 +308,12 @@ class Engine:
         if limit:  # max_tokens is 0 where only the prompt's log-probabilities are wanted
             sequence.append(token.token_id)
             self.counters.generated_tokens += 1
+            grammar = self._rows[request.request_id].grammar
+            if grammar is not None:
+                try:
+                    grammar.follow(sequence.output_token_ids)
+                except GrammarError as error:
+                    return self._fail(sequence, str(error))
         finish_reason = self._finish_reason(sequence)
         if finish_reason is None and not request.hand_over:
             return event
@@ -325,6 +333,9 @@ class Engine:
         last = sequence.tokens[-1] if sequence.output_token_ids else None
         if last in sampling.stop_token_ids or (last in request.eos_token_ids and not sampling.ignore_eos):
             return FINISH_STOP
+        grammar = self._rows[sequence.request_id].grammar
+        if grammar is not None and grammar.is_complete:
+            return FINISH_STOP
         if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.max_context_tokens:
             return FINISH_LENGTH
         return None
@@ -342,6 +353,19 @@ class Engine:
         self.scheduler.finish(sequence, keep_blocks=keep_blocks)
         del self._sequences[sequence.request_id]
         del self._rows[sequence.request_id]
+
+
+def _unlike(request: EngineRequest, grammar: GrammarState | None) -> str | None:
+    """Why a request and the state of its grammar do not fit together, or None. The state is then as far as the
+    answer."""
+    if (request.sampling.grammar is None) != (grammar is None):
+        return "a request with a grammar needs its state, and no other one does"
+    if grammar is not None:
+        try:
+            grammar.follow(request.output_token_ids)
+        except GrammarError as error:
+            return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

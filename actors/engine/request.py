@@ -18,8 +18,8 @@ class SamplingParams:
     """How tokens of one sequence are chosen. Values are validated at the ingress; here they are trusted.
 
     The order of application is that of vLLM: repetition, presence and frequency penalty, `logit_bias`, `min_tokens`,
-    temperature, `min_p`, `top_k`, `top_p`. `temperature == 0` is greedy. Reported log-probabilities are the model's
-    own, before any of these.
+    grammar, temperature, `min_p`, `top_k`, `top_p`. `temperature == 0` is greedy. Reported log-probabilities are the
+    model's own, before any of these.
     """
 
     max_tokens: int
@@ -42,6 +42,8 @@ class SamplingParams:
     """End-of-sequence and stop tokens are masked until this many tokens were generated."""
     logprobs: int | None = None
     """None: none. k >= 0: the chosen token's log-probability and the k most likely ones."""
+    grammar: str | None = None
+    """What the answer keeps to, as llguidance writes grammars. The answer ends where the grammar does."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first; such a request reuses no cached prefix."""
 

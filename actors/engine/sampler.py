@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from actors.engine.draw import draw_tokens
+from actors.engine.grammar import GrammarState, mask_by_grammars
 from actors.engine.logprobs import DeviceLogprobs, gather_logprobs, prompt_logprobs
 from actors.engine.penalties import (
     PenaltyState,
@@ -45,6 +46,8 @@ class SamplerRow:
     """End-of-sequence and stop tokens, masked while the answer is shorter than `params.min_tokens`."""
     penalty_state: PenaltyState | None = None
     """Made and kept up by `sample` for a row that uses penalties. None rebuilds it."""
+    grammar: GrammarState | None = None
+    """Of a row with a grammar, and as far as its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +65,9 @@ class SamplerOutput:
 def sample(logits: torch.Tensor, rows: Sequence[SamplerRow]) -> SamplerOutput:
     """Chooses the next token of every row. Waits for the device once, at the end.
 
-    Order: repetition, frequency and presence penalty, `logit_bias`, `min_tokens`; a row with temperature 0 then takes
-    its largest logit (ties: the lowest id), the others `actors.engine.draw`'s rule. Log-probabilities are of `logits`
-    as given. Appending the token to the sequence is the caller's.
+    Order: repetition, frequency and presence penalty, `logit_bias`, `min_tokens`, grammar; a row with temperature 0
+    then takes its largest logit (ties: the lowest id), the others `actors.engine.draw`'s rule. Log-probabilities are of
+    `logits` as given. Appending the token to the sequence is the caller's.
 
     Args:
         logits: [B, vocab], float32, bfloat16 or float16, on any device. Not changed.
@@ -129,7 +132,8 @@ def choose_tokens(
 
 def _is_plain_greedy(row: SamplerRow) -> bool:
     params = row.params
-    return params.temperature == 0.0 and not uses_penalties(params) and not params.logit_bias and not _is_masked(row)
+    is_edited = uses_penalties(params) or params.logit_bias or _is_masked(row) or row.grammar is not None
+    return params.temperature == 0.0 and not is_edited
 
 
 def _is_masked(row: SamplerRow) -> bool:
@@ -137,11 +141,12 @@ def _is_masked(row: SamplerRow) -> bool:
 
 
 def _edit_logits(logits: torch.Tensor, rows: Sequence[SamplerRow], errors: list[str | None]) -> None:
-    """Penalties, bias and mask in place; a row that cannot be edited gets its error and stays as it is."""
+    """Penalties, bias and masks in place; a row that cannot be edited gets its error and stays as it is."""
     vocab_size = logits.shape[1]
     penalised: dict[int, PenaltyState] = {}
     biased: list[int] = []
     masked: list[tuple[int, int]] = []
+    grammars: dict[int, GrammarState] = {}
     for index, row in enumerate(rows):
         try:
             check_bias(row.params, vocab_size)
@@ -155,6 +160,8 @@ def _edit_logits(logits: torch.Tensor, rows: Sequence[SamplerRow], errors: list[
         if _is_masked(row):
             # A model may name end tokens beyond its logits; there is nothing to mask then.
             masked += [(index, token_id) for token_id in row.end_token_ids if 0 <= token_id < vocab_size]
+        if row.grammar is not None:
+            grammars[index] = row.grammar
     if penalised:
         states = list(penalised.values())
         apply_penalties(logits, list(penalised), [rows[index].params for index in penalised], states)
@@ -162,6 +169,9 @@ def _edit_logits(logits: torch.Tensor, rows: Sequence[SamplerRow], errors: list[
         apply_bias(logits, biased, [rows[index].params for index in biased])
     if masked:
         mask_tokens(logits, masked)
+    if grammars:
+        for index, reason in mask_by_grammars(logits, grammars).items():
+            errors[index] = reason
 
 
 def _current_penalty_state(row: SamplerRow, vocab_size: int) -> PenaltyState:
@@ -189,5 +199,5 @@ def _peak_error(peak: float) -> str | None:
     if peak == math.inf:
         return "the model's logits hold +inf: an overflow in the model, or damaged weights"
     if peak == -math.inf:
-        return "no token is left to choose: every logit is -inf after logit_bias and min_tokens"
+        return "no token is left to choose: every logit is -inf after logit_bias, min_tokens and grammar"
     return None

@@ -10,10 +10,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+from pydantic_core import from_json
 
 from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
-from app.grpc_api.inference_pb2 import ChatMessage, GenerateRequest, TokenizeRequest
+from app.grpc_api.inference_pb2 import GenerateRequest, StructuredOutput, TokenizeRequest
 from app.openai_errors import invalid_request
 from app.openai_protocol import GenerationRequest
 from app.request_parsing import validate_request
@@ -68,9 +69,28 @@ def _document(message: Message) -> dict[str, Any]:
     return {name: _value(value) for name, value in given.items()}
 
 
+def _rule(message: StructuredOutput) -> dict[str, Any]:
+    """As vLLM's `structured_outputs`. Raises ApiError 400."""
+    document = _document(message)
+    if "choice" in document:
+        document["choice"] = document["choice"].get("choices", [])
+    if "json" in document:
+        try:
+            document["json"] = from_json(document["json"], allow_inf_nan=False)
+        except ValueError as error:
+            raise invalid_request(
+                f"The JSON schema is not valid JSON: {error}.", param="structured_outputs", code="invalid_json"
+            ) from None
+    return document
+
+
 def _value(value: Any) -> Any:
+    if isinstance(value, StructuredOutput):
+        return _rule(value)
+    if isinstance(value, Message):
+        return _document(value)
     if isinstance(value, str | bool | int | float):
         return value
     if hasattr(value, "items"):  # a map; JSON's keys are strings
         return {str(key): item for key, item in value.items()}
-    return [_document(item) if isinstance(item, ChatMessage) else item for item in value]
+    return [_value(item) for item in value]

@@ -11,6 +11,7 @@ import torch
 
 from actors.engine.config import EngineConfig
 from actors.engine.engine import Engine, StepResult
+from actors.engine.grammar import Grammars
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest
 from actors.engine_thread import EngineThread
@@ -51,7 +52,10 @@ class Run:
             loop.call_soon_threadsafe(self.tracker.take_turn, result)
 
         self.thread = EngineThread(self.engine, on_turn, lambda: None)
-        self.tracker = RequestTracker(self.thread, exchange, self.outbox, "worker", max_publishing_answers=limit)
+        grammars = Grammars(folder, self.engine.loaded.spec.vocab_size, ())
+        self.tracker = RequestTracker(
+            self.thread, exchange, self.outbox, "worker", grammars, max_publishing_answers=limit
+        )
 
     async def answer(self, name: str, prompt_tokens: int, max_tokens: int) -> list[int]:
         """All tokens of a request."""

@@ -110,12 +110,6 @@ BAD = [
     ({"tool_choice": "auto"}, "tool_choice", "unsupported_parameter", 'set it to "none".'),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "unsupported_parameter", "not supported yet"),
     ({"function_call": "auto"}, "function_call", "unsupported_parameter", 'set it to "none".'),
-    (
-        {"response_format": {"type": "json_object"}},
-        "response_format",
-        "unsupported_parameter",
-        'set it to {"type": "text"}.',
-    ),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter", "not supported yet"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter", "not supported yet"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter", "not supported yet"),

@@ -75,14 +75,14 @@ def test_until_every_role_has_a_worker_that_reported_nothing_is_served(byte_leve
             assert frontend.health_problems() == NO_WORKERS
             request = CompletionRequest.model_validate({"model": "tiny", "prompt": "hi"})
             with pytest.raises(ApiError) as caught:
-                frontend.completion(request, PUBLIC)
+                frontend.generation(request, PUBLIC)
             assert caught.value.status == 503
             assert int(caught.value.headers()["Retry-After"]) >= 1
             control.list_workers(prefill)
             await until(lambda: frontend.health_problems() == NO_WORKERS[1:])
             control.list_workers(prefill, decode)
             await until(lambda: frontend.health_problems() == [])
-            frontend.completion(request, PUBLIC)
+            frontend.generation(request, PUBLIC)
             control.list_workers(decode)
             await until(lambda: frontend.health_problems() == NO_WORKERS[:1])
             control.list_workers()

@@ -127,7 +127,7 @@ BAD_OTHERS = [
 ]  # fmt: skip
 BAD_OTHERS += [
     chat(tools=[{"type": "function", "function": {"name": "f"}}]),
-    chat(response_format={"type": "json_object"}),
+    chat(response_format={"type": "json_object", "schema": {}}),
     chat(chat_template_kwargs={"messages": []}),
     chat(chat_template_kwargs={"chat_template": "{{ 1 / 0 }}"}),
     chat(continue_final_message=True),

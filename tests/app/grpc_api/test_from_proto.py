@@ -9,7 +9,7 @@ import pytest
 from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
 from app.grpc_api.from_proto import generation_request, tokenize_request
-from app.grpc_api.inference_pb2 import ChatMessage, GenerateRequest, TokenizeRequest
+from app.grpc_api.inference_pb2 import ChatMessage, Choices, GenerateRequest, StructuredOutput, TokenizeRequest
 from app.openai_errors import ApiError
 from app.openai_protocol import GenerationRequest
 
@@ -37,7 +37,25 @@ def test_every_field_arrives_in_a_chat() -> None:
 
 def test_the_fields_of_the_message_are_those_that_are_tested() -> None:
     named = {field.name for field in GenerateRequest.DESCRIPTOR.fields}
-    assert named == COMMON.keys() | {"model", "prompt", "prompt_token_ids", "messages", "logprobs", "logit_bias"}
+    assert named == COMMON.keys() | {"model", "prompt", "prompt_token_ids", "messages", "logprobs", "logit_bias"} | {
+        "structured_outputs"
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        (StructuredOutput(json='{"type": "object"}'), {"json": {"type": "object"}}),
+        (StructuredOutput(regex="a+"), {"regex": "a+"}),
+        (StructuredOutput(choice=Choices(choices=["a", "b"])), {"choice": ["a", "b"]}),
+        (StructuredOutput(grammar='start: "a"'), {"grammar": 'start: "a"'}),
+    ],
+)
+def test_what_the_answer_keeps_to(rule: StructuredOutput, wanted: dict[str, Any]) -> None:
+    request = generation_request(GenerateRequest(model="m", prompt="p", structured_outputs=rule))
+    same = CompletionRequest.model_validate({"model": "m", "prompt": "p", "structured_outputs": wanted})
+    assert request == same
+    assert request.grammar is not None
 
 
 def test_what_is_not_set_is_left_to_the_server() -> None:
@@ -52,6 +70,10 @@ def test_what_is_not_set_is_left_to_the_server() -> None:
         ({"prompt": "a", "prompt_token_ids": [1]}, "prompt_token_ids"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "top_p": 0.0}, "top_p"),
+        ({"prompt": "a", "structured_outputs": StructuredOutput(json="{")}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": StructuredOutput(regex="(")}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": StructuredOutput()}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": StructuredOutput(choice=Choices())}, "structured_outputs"),
     ],
 )
 def test_what_is_wrong_names_the_field(fields: dict[str, Any], param: str) -> None:

@@ -1,0 +1,92 @@
+"""What an answer is to keep to, as requests say it, and as a grammar for the engine.
+
+`response_format` is OpenAI's; `structured_outputs` has vLLM's names for what OpenAI's API cannot say. JSON comes on one
+line, spaced as Python's `json.dumps` writes it: a small model that may choose would add blanks without end (ours).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+
+from app.openai_errors import ApiError, invalid_request
+from app.request_parsing import must_be
+
+_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_KINDS = ("text", "json_object", "json_schema")
+_RULES = ("json", "regex", "choice", "grammar")
+_MAX_CHOICES = 1000
+_LONGEST_REASON_CHARS = 300
+
+
+def response_format_grammar(value: Any) -> str | None:
+    """The grammar of a `response_format`; None for text, which is free. For a pydantic validator."""
+    allowed = (
+        'an object with the "type" "text", "json_object", or "json_schema" and then '
+        '"json_schema": {"name": "...", "schema": {...}}'
+    )
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("type") not in _KINDS:
+        raise must_be(allowed)
+    kind = value["type"]
+    if value.keys() - {"type", kind if kind == "json_schema" else "type"}:
+        raise must_be(allowed)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return _checked(_json({"type": "object"}), "response_format")
+    described = value.get("json_schema")
+    if not isinstance(described, dict) or described.keys() - {"name", "schema", "strict", "description"}:
+        raise must_be(allowed)
+    schema = described.get("schema", {"type": "object"})
+    if not isinstance(schema, dict):
+        raise must_be(f"{allowed} (the schema is no object)")
+    return _checked(_json(schema), "response_format")
+
+
+def structured_outputs_grammar(value: Any) -> str | None:
+    """The grammar of vLLM's `structured_outputs`. For a pydantic validator."""
+    allowed = (
+        'an object with exactly one of "json" (a JSON schema), "regex", "choice" (a list of strings) and "grammar" '
+        "(Lark, as llguidance reads it)"
+    )
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in _RULES:
+        raise must_be(allowed)
+    ((rule, content),) = value.items()
+    if rule == "json":
+        if not isinstance(content, dict):
+            raise must_be(f"{allowed} (the schema is no object)")
+        grammar = _json(content)
+    elif rule == "choice":
+        is_list = isinstance(content, list) and 1 <= len(content) <= _MAX_CHOICES
+        if not is_list or not all(isinstance(choice, str) and choice for choice in content):
+            raise must_be(f"{allowed} (choices are 1 to {_MAX_CHOICES} strings that are not empty)")
+        grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, content)))
+    elif not isinstance(content, str) or not content:
+        raise must_be(f"{allowed} (the {rule} is no string, or empty)")
+    else:
+        grammar = (LLMatcher.grammar_from_regex if rule == "regex" else LLMatcher.grammar_from_lark)(content)
+    return _checked(grammar, "structured_outputs")
+
+
+def _json(schema: dict[str, Any]) -> str:
+    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
+
+
+def _checked(grammar: str, param: str) -> str:
+    reason = LLMatcher.validate_grammar(grammar)
+    if reason:
+        raise _unusable(reason, param)
+    return grammar
+
+
+def _unusable(reason: str, param: str) -> ApiError:
+    line = " ".join(reason.split())
+    if len(line) > _LONGEST_REASON_CHARS:
+        line = line[:_LONGEST_REASON_CHARS] + "..."
+    return invalid_request(f"'{param}' cannot be used: {line}", param=param, code="invalid_grammar")
