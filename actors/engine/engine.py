@@ -331,10 +331,8 @@ class Engine:
     def _finish_reason(self, sequence: SequenceState) -> str | None:
         request, sampling = sequence.request, sequence.request.sampling
         last = sequence.tokens[-1] if sequence.output_token_ids else None
-        if last in sampling.stop_token_ids or (last in request.eos_token_ids and not sampling.ignore_eos):
-            return FINISH_STOP
-        grammar = self._rows[sequence.request_id].grammar
-        if grammar is not None and grammar.is_complete:
+        goes_on_after_eos = sampling.ignore_eos and sampling.grammar is None  # nothing can follow a grammar's end
+        if last in sampling.stop_token_ids or (last in request.eos_token_ids and not goes_on_after_eos):
             return FINISH_STOP
         if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.max_context_tokens:
             return FINISH_LENGTH

@@ -30,11 +30,6 @@ class GrammarState:
         self._matcher = matcher
         self._num_tokens = 0
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing but an end can follow."""
-        return bool(self._matcher.is_stopped())
-
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in what is new of an answer. Raises GrammarError for a token that may not stand there."""
         for token_id in output_token_ids[self._num_tokens :]:
@@ -47,8 +42,8 @@ class GrammarState:
 
     def write_mask(self, words: torch.Tensor) -> None:
         """Fills `words` (int32 [ceil(vocab / 32)], contiguous, on the CPU): bit t % 32 of word t // 32 is set where
-        token t may come next; after the end, for the end tokens. Raises GrammarError where the grammar takes more work
-        than llguidance's limits allow."""
+        token t may come next; where nothing can, for the end tokens. Raises GrammarError where the grammar takes more
+        work than llguidance's limits allow."""
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
         if self._matcher.is_error():
             raise GrammarError(self._matcher.get_error())
@@ -58,7 +53,7 @@ class Grammars:
     """Grammars over one model's tokens. Its tokenizer is read with the first one, which takes a second."""
 
     def __init__(self, folder: Path, vocab_size: int, end_token_ids: Sequence[int]) -> None:
-        """`vocab_size` is that of the logits."""
+        """`vocab_size` is that of the logits; with one of `end_token_ids` an answer ends."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._end_token_ids = list(end_token_ids)
@@ -69,8 +64,11 @@ class Grammars:
         """A state at the beginning of `grammar`, which is in llguidance's own form. May take a second; from any thread.
 
         Raises:
-            GrammarError: no grammar, or one over llguidance's limits; a model without a fast tokenizer.
+            GrammarError: no grammar, or one over llguidance's limits; a model without a fast tokenizer, or without an
+                end-of-sequence token.
         """
+        if not self._end_token_ids:
+            raise GrammarError("the model has no end-of-sequence token, with which an answer could end")
         matcher = LLMatcher(self._read_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
@@ -83,7 +81,7 @@ class Grammars:
 
                 tokenizer: Any = AutoTokenizer.from_pretrained(self._folder)
                 try:
-                    self._tokenizer = from_tokenizer(tokenizer, self._vocab_size, self._end_token_ids or None)
+                    self._tokenizer = from_tokenizer(tokenizer, self._vocab_size, self._end_token_ids)
                 except ValueError as error:
                     raise GrammarError(f"the model's tokenizer cannot be used with grammars: {error}") from error
             return self._tokenizer

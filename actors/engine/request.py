@@ -43,7 +43,8 @@ class SamplingParams:
     logprobs: int | None = None
     """None: none. k >= 0: the chosen token's log-probability and the k most likely ones."""
     grammar: str | None = None
-    """What the answer keeps to, as llguidance writes grammars. The answer ends where the grammar does."""
+    """What the answer keeps to, as llguidance writes grammars. It ends with an end-of-sequence token, whatever
+    `ignore_eos` says."""
     prompt_logprobs: int | None = None
     """The same for every prompt token but the first; such a request reuses no cached prefix."""
 

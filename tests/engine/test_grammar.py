@@ -49,12 +49,10 @@ def test_what_may_come_next_is_what_leads_to_a_member(texts: list[str], data: st
         wanted = {token for token, text in BYTES.items() if any(member.startswith(answer + text) for member in texts)}
         wanted |= {END} if answer in texts else set()
         assert allowed_tokens(state) == wanted
-        assert state.is_complete == (wanted == {END})
         token = data.draw(st.sampled_from(sorted(wanted)))
         tokens.append(token)
         state.follow(tokens)
         if token == END:
-            assert state.is_complete
             return
         answer += BYTES[token]
 
@@ -154,3 +152,22 @@ def test_a_request_and_its_state_belong_together(engine: Engine) -> None:
     assert event is not None
     assert "needs its state" in (event.error or "")
     assert run(engine, [sampling], [TOKENIZER.encode("b", add_special_tokens=False)]) == [None]
+
+
+def test_a_model_without_an_end_has_no_grammars() -> None:
+    with pytest.raises(GrammarError, match="no end-of-sequence token"):
+        Grammars(MODEL, VOCAB, []).state(choice_of(["a"]))
+
+
+def test_an_answer_ends_with_its_grammar_and_not_at_the_limit(engine: Engine) -> None:
+    sampling = SamplingParams(30, temperature=0.0, ignore_eos=True, grammar=choice_of(["abc"]))
+    engine.add(
+        EngineRequest("r", (5, 6, 7), sampling, eos_token_ids=(END,)),
+        Grammars(MODEL, engine.loaded.spec.vocab_size, [END]).state(choice_of(["abc"])),
+    )
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+    assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + ["stop"]
+    assert events[-1].token_id == END
+    assert TOKENIZER.decode([event.token_id for event in events[:-1]]) == "abc"
