@@ -34,6 +34,8 @@ _STRETCH_BYTES = 16 << 20
 _TICK = torch.zeros(1, dtype=torch.uint8)
 _TAG = 0
 """gloo keeps the order of what has the same tag."""
+_UNUSED_TAG = 1
+_LINGER = timedelta(seconds=0.5)
 HEARTBEATS_A_TIMEOUT = 5
 
 
@@ -46,6 +48,8 @@ class GlooChannel:
         self._epoch = epoch
         self._timeout_s = timeout_s
         self._max_payload_bytes = max_payload_bytes
+        self._readable = True
+        """Whether what has come so far made sense."""
         self._frame = torch.empty(FRAME_BYTES, dtype=torch.uint8)
         self._posted = self._post(self._frame)
 
@@ -61,6 +65,10 @@ class GlooChannel:
             self._posted.wait(timeout)
         arrival = self._next_frame()
         if arrival.type is not FrameType.HELLO or arrival.text() != mine:
+            # Closing now could overtake the hello. The peer's goodbye says that it has arrived.
+            with contextlib.suppress(LinkError):
+                self.goodbye("settings differ")
+                self.receive()
             raise LinkError(f"the peer has {arrival.text() or 'no settings'}, this worker {mine}: give both the same")
 
     def transmit(self, message: Message) -> None:
@@ -87,12 +95,19 @@ class GlooChannel:
 
     def release(self) -> None:
         """See `Channel`. The connection is closed."""
+        if not self._readable:
+            # Nobody has waited for the peer's goodbye, and the end of the connection could overtake ours: so wait for
+            # what never comes, but for the peer to hang up.
+            with contextlib.suppress(RuntimeError):
+                self._group.recv([torch.empty_like(_TICK)], self._peer, _UNUSED_TAG).wait(_LINGER)
         del self._posted
         self._group = None
 
     def _next_frame(self) -> Arrival:
         """Take the frame that has arrived, and all that belongs to it, and post the read of the next one."""
+        self._readable = False
         arrival = Arrival(self._frame, self._epoch, self._max_payload_bytes)
+        self._readable = True
         reads = [
             ([self._post(piece) for piece in stretch], self._post(torch.empty_like(_TICK)))
             for stretch in _stretches(arrival.apart)
