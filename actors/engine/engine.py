@@ -1,5 +1,9 @@
 """The engine: schedule, run, sample, collect. Plain torch; one thread calls it.
 
+A step begins (`begin_step`) and ends (`end_step`). Where all layers lie here it has been run in between, and `step` is
+both. Where a placement puts layers elsewhere, other workers run them meanwhile, and up to `max_steps_in_flight` steps
+are under way at a time; they end in the order in which they began.
+
 What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
 are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes).
 """
@@ -9,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,10 +35,15 @@ from actors.engine.request import (
     TokenLogprobs,
 )
 from actors.engine.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
-from actors.engine.scheduler import Chunk, Fetch, Scheduler
+from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import SequenceState, Status
-from actors.engine.step_runner import make_step_runner
+from actors.engine.stage_work import RemoteStages
+from actors.engine.stages import stages_of
+from actors.engine.step_plan import Chunk, Fetch
+from actors.engine.step_runner import StepOutput, make_step_runner
+from actors.engine.steps_in_flight import BegunStep, Route, StageFailure, StepsInFlight
 from kv.keys import extend_block_keys
+from migrate.placement import Placement
 
 
 @dataclass(slots=True)
@@ -49,6 +58,9 @@ class StepResult:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     duration_s: float = 0.0
+    """Wall time of which this step is the oldest in flight, waiting for KV left out."""
+    failure: StageFailure | None = None
+    """Another worker has not run its part: nothing came of the step. See `Engine.recompute_lost`."""
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +84,14 @@ class Engine:
             min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
         )
         self.counters = EngineCounters()
+        self.on_news: Callable[[], None] = _ignore
+        """Called from any thread when `has_news` has become true."""
+        self.failure: StageFailure | None = None
+        """The first one since `recompute_lost`. While there is one, no step begins."""
         self._runner = make_step_runner(loaded, config, capture)
+        self._in_flight = StepsInFlight(self._runner, lambda: self.on_news())
+        self._placement_version = -1
+        self._last_end_s = 0.0
         self._sequences: dict[str, SequenceState] = {}
         self._rows: dict[str, SamplerRow] = {}
         self._fetches: list[Fetch] = []
@@ -95,6 +114,26 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would compute something (fetching sequences wait for their KV and do not count)."""
         return bool(self.scheduler.waiting or self.scheduler.running)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether another step may begin, and there is something that it could compute."""
+        return self.has_work and self.failure is None and self.num_in_flight < self.scheduler.max_steps_in_flight
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that have begun and not ended."""
+        return len(self._in_flight)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether another worker has answered, so that `advance` has something to do."""
+        return self._in_flight.has_news
+
+    @property
+    def is_step_over(self) -> bool:
+        """Whether the oldest step in flight can be ended."""
+        return self._in_flight.is_oldest_over
 
     @property
     def num_live_requests(self) -> int:
@@ -151,8 +190,8 @@ class Engine:
         return self.scheduler.arriving(request_id, num_tokens, incoming)
 
     def fetched(self, request_id: str, num_tokens: int) -> bool:
-        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or has
-        been computed while they arrived."""
+        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or is
+        computed, or has been, while they arrive."""
         sequence = self.scheduler.fetched(request_id, num_tokens)
         if sequence is None:
             return False
@@ -176,41 +215,139 @@ class Engine:
         True is whole."""
         return export_id in self.scheduler.exports or export_id in self.early_exports
 
-    @torch.inference_mode()
     def step(self) -> StepResult:
-        """Runs one step: one token for every decoding sequence, prompt chunks in the rest of the budget."""
+        """Runs one step: one token for every decoding sequence, prompt chunks in the rest of the budget. RuntimeError
+        where it has to wait for another worker."""
+        if self.begin_step():
+            return self.end_step()
+        return StepResult(fetches=self.take_fetches())
+
+    @torch.inference_mode()
+    def begin_step(self) -> bool:
+        """Plans the next step and runs the layers that lie here, up to the first that does not. False when nothing can
+        be computed now. Fetches may have been planned in any case (`take_fetches`, or the next `end_step`)."""
         plan = self.scheduler.schedule()
         # Kept until a step has ended well or not: their sequences wait for them.
         self._fetches += plan.fetches
-        if plan.fresh_blocks and self.loaded.backend_name == "torch":  # flash-attn reads no masked places
+        # flash-attn reads no masked places
+        if plan.fresh_blocks and self.loaded.backend_name == "torch" and self.loaded.lanes.lanes:
             clear_pages(self.loaded, plan.fresh_blocks)
-        chunks = plan.chunks
-        if not chunks:
-            return StepResult(fetches=self._take_fetches())
-        started_s = time.perf_counter()
-        output = self._runner.run(plan)
+        if not plan.chunks:
+            return False
+        self._in_flight.begin(plan)
+        return True
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """Runs what follows in the steps in flight now that other workers have answered."""
+        self._in_flight.advance()
+
+    @torch.inference_mode()
+    def end_step(self) -> StepResult:
+        """Samples from the oldest step in flight and takes in what it gave. Raises what its layers raised here, and
+        RuntimeError when it is not over (`is_step_over`)."""
+        step = self._in_flight.end_oldest()
+        if step.failure is not None:
+            self.scheduler.lost(step.plan)
+            self.counters.lost_steps += 1
+            self.failure = self.failure or step.failure
+            return StepResult(fetches=self.take_fetches(), failure=step.failure)
+        wanted = self.scheduler.returned(step.plan)
+        if step.output is None:
+            assert step.error is not None
+            raise step.error
+        result, waited_s = self._collect(step, step.output, wanted)
+        ended_s = time.perf_counter()
+        result.duration_s = ended_s - max(step.started_s, self._last_end_s) - waited_s
+        self._last_end_s = ended_s
+        self.counters.waited_s += waited_s
+        self.counters.steps += 1
+        self.counters.busy_s += result.duration_s
+        return result
+
+    def take_fetches(self) -> list[Fetch]:
+        """Fetches that were planned since they were asked for last; somebody must carry them out."""
+        fetches, self._fetches = self._fetches, []
+        return fetches
+
+    def use_placement(self, placement: Placement, remote: RemoteStages | None = None) -> None:
+        """From the next step on the layers lie as `placement` says. Its home is this engine's worker; `remote` is the
+        way to the others.
+
+        Raises:
+            RuntimeError: steps are in flight.
+            ValueError: another model's placement, one that is not newer than the last, layers at home that are not
+                here, heads elsewhere without their layer, or no way to other workers.
+        """
+        if self.num_in_flight:
+            raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
+        spec, stages = self.loaded.spec, stages_of(placement)
+        if (placement.num_layers, placement.num_kv_heads) != (spec.num_layers, spec.num_kv_heads):
+            raise ValueError(
+                f"the placement is of {placement.num_layers} layers and {placement.num_kv_heads} KV heads; the model "
+                f"has {spec.num_layers} and {spec.num_kv_heads}"
+            )
+        if placement.version <= self._placement_version:
+            raise ValueError(
+                f"the placement has version {placement.version}; it must be above {self._placement_version}"
+            )
+        lanes = set(self.loaded.lanes.lanes)
+        missing = [
+            layer
+            for layer in placement.layers_on(placement.home)
+            if layer not in self.loaded.model.layers
+            or not lanes.issuperset((layer, head) for head in range(spec.num_kv_heads))
+        ]
+        if missing:
+            raise ValueError(f"layers {missing} are to be run at home, but their weights or lanes are not here")
+        if remote is None and not placement.is_home:
+            raise ValueError("layers lie on other workers; give the way to them")
+        self._in_flight.route = None if remote is None or placement.is_home else Route(placement, stages, remote)
+        self._placement_version = placement.version
+        self.scheduler.max_steps_in_flight = 1 if placement.is_home else self.config.max_steps_in_flight
+
+    def recompute_lost(self, *, all_content: bool) -> None:
+        """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and
+        steps may begin. Nobody finds what is in their blocks.
+
+        Args:
+            all_content: all KV that was ever computed here is void, that of other requests too: so it is when a worker
+                with some of it is gone.
+
+        Raises:
+            RuntimeError: steps are in flight.
+        """
+        if self.num_in_flight:
+            raise RuntimeError(f"{self.num_in_flight} steps are in flight; requests begin anew when all have ended")
+        self.scheduler.recompute_lost(all_content=all_content)
+        self.failure = None
+
+    def _collect(self, step: BegunStep, output: StepOutput, wanted: list[Chunk]) -> tuple[StepResult, float]:
+        """What the step gave, and for how many seconds it waited for KV. Chunks that are not `wanted` belong to
+        requests that ended, or to ones that begin anew."""
+        plan = step.plan
+        rows = _Rows(plan.chunks, output)
         # What was computed from KV that did not come. The other rows of the batch have nothing to do with it.
         void = {
             chunk.sequence.request_id: chunk.sequence
-            for chunk in chunks
+            for chunk in wanted
             if chunk.sequence.incoming is not None and chunk.sequence.incoming.has_failed
         }
-        last_rows = itertools.accumulate(chunk.num_tokens for chunk in chunks)
         damaged: dict[str, str] = {}
-        for chunk, end in zip(chunks, last_rows, strict=True):
+        for chunk in wanted:
             if not chunk.sequence.reuses_prefix:
                 try:
-                    self._collect_prompt_logprobs(chunk, output.hidden[end - chunk.num_tokens : end])
+                    self._collect_prompt_logprobs(chunk, rows.of(chunk))
                 except ValueError as error:  # of this request's logits alone
                     damaged[chunk.sequence.request_id] = str(error)
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        tokens = self._sample(sampling, output.sampled)
+        sampling = [chunk.sequence for chunk in wanted if chunk.samples]
+        tokens = self._sample(sampling, rows.sampled(wanted))
         unusable = damaged.keys() | void.keys()
         events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
         for sequence in void.values():
-            self.scheduler.return_to_fetching(sequence)
+            self._return_to_fetching(sequence)
         waited_s, exports = 0.0, list[Export]()
-        for chunk in chunks:
+        for chunk in wanted:
             sequence = chunk.sequence
             if sequence.request_id in void:
                 continue
@@ -232,29 +369,27 @@ class Engine:
         exports += [self.export_content(event.request_id) for event in events if event.awaits_export]
         result = StepResult(
             events,
-            self._take_fetches(),
+            self.take_fetches(),
             exports,
             prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
             decode_tokens=len(plan.decodes),
-            duration_s=time.perf_counter() - started_s - waited_s,
         )
-        self.counters.waited_s += waited_s
-        self.counters.steps += 1
-        self.counters.busy_s += result.duration_s
-        return result
+        return result, waited_s
 
     def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
         are in use by others. Fetches that the broken step planned are in the result."""
-        for sequence in [s for s in self._sequences.values() if s.incoming is not None]:
-            self.scheduler.return_to_fetching(sequence)
-        failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
-        return StepResult([self._fail(sequence, reason) for sequence in failed], fetches=self._take_fetches())
+        arriving = [s for s in self._sequences.values() if s.incoming is not None]
+        for sequence in arriving:
+            if not sequence.num_in_flight:  # else it is in another step, which finds out whether its KV came
+                self._return_to_fetching(sequence)
+        failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING and s not in arriving]
+        return StepResult([self._fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
         self.blocks.check_integrity()
-        if self.num_live_requests == 0 and self.blocks.num_live:
+        if self.num_live_requests == 0 and self.num_in_flight == 0 and self.blocks.num_live:
             raise RuntimeError(f"{self.blocks.num_live} blocks are held, though no request is left")
 
     def lanes_departed(self, lanes: Sequence[tuple[int, int]], layers: Sequence[int] = ()) -> int:
@@ -271,8 +406,7 @@ class Engine:
     def _collect_prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> None:
         """Adds the log-probabilities of the prompt tokens that follow the chunk's rows; hidden [rows of the chunk,
         hidden]."""
-        sequence = chunk.sequence
-        start = sequence.num_computed
+        sequence, start = chunk.sequence, chunk.first_token
         stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
         if start == 0:
             sequence.prompt_logprobs = [None]
@@ -334,14 +468,41 @@ class Engine:
         self._remove(sequence)
         return TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
 
-    def _take_fetches(self) -> list[Fetch]:
-        fetches, self._fetches = self._fetches, []
-        return fetches
+    def _return_to_fetching(self, sequence: SequenceState) -> None:
+        num_tokens = self.scheduler.return_to_fetching(sequence)
+        if num_tokens is not None:
+            self.fetched(sequence.request_id, num_tokens)
 
     def _remove(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
         self.scheduler.finish(sequence, keep_blocks=keep_blocks)
         del self._sequences[sequence.request_id]
         del self._rows[sequence.request_id]
+
+
+class _Rows:
+    """Which rows of a step's output are a chunk's."""
+
+    def __init__(self, chunks: list[Chunk], output: StepOutput) -> None:
+        self._chunks = chunks
+        self._output = output
+
+    def of(self, chunk: Chunk) -> torch.Tensor:
+        """[rows of the chunk, hidden]"""
+        before = itertools.takewhile(lambda other: other is not chunk, self._chunks)
+        first = sum(other.num_tokens for other in before)
+        return self._output.hidden[first : first + chunk.num_tokens]
+
+    def sampled(self, wanted: list[Chunk]) -> torch.Tensor:
+        """[those of `wanted` that are sampled from, hidden], in their order."""
+        if len(wanted) == len(self._chunks):
+            return self._output.sampled
+        kept = {id(chunk) for chunk in wanted}
+        sampled = [chunk for chunk in self._chunks if chunk.samples]
+        return self._output.sampled[[index for index, chunk in enumerate(sampled) if id(chunk) in kept]]
+
+
+def _ignore() -> None:
+    """Nobody waits for news of steps in flight."""
 
 
 @dataclass(frozen=True, slots=True)

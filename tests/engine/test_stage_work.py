@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from actors.engine.batch import StepBatch, pack_step
 from actors.engine.request import EngineRequest, SamplingParams
-from actors.engine.scheduler import Chunk
 from actors.engine.sequence import SequenceState
 from actors.engine.stage_work import (
     StageDone,
@@ -25,6 +24,7 @@ from actors.engine.stage_work import (
     encode_done,
     encode_work,
 )
+from actors.engine.step_plan import Chunk
 
 BLOCK = 4
 LIMITS = StageLimits(
@@ -41,7 +41,7 @@ def make_work(decodes: list[int], prefills: list[tuple[int, int]]) -> StageWork:
         sequence = SequenceState(EngineRequest("r", tokens, SamplingParams(max_tokens=1)), 0, lambda keys, tokens: [])
         sequence.num_computed = computed
         sequence.block_ids = [next(free) for _ in range(-(-len(tokens) // BLOCK))]
-        return Chunk(sequence, new)
+        return Chunk(sequence, new, computed)
 
     step = pack_step([chunk(n, 1) for n in decodes], [chunk(*sizes) for sizes in prefills], BLOCK)
     hidden = torch.randn(step.shape.num_rows, LIMITS.hidden_size).to(LIMITS.dtype)
