@@ -11,13 +11,13 @@ are written, or read, by nobody else (a fetching sequence is not scheduled; a fi
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
+from actors.engine.answers import Answers
 from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
@@ -28,20 +28,16 @@ from actors.engine.loading import LoadedModel
 from actors.engine.page_io import clear_pages
 from actors.engine.request import (
     FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_STOP,
     EngineRequest,
     TokenEvent,
-    TokenLogprobs,
 )
-from actors.engine.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
 from actors.engine.scheduler import Scheduler
-from actors.engine.sequence import SequenceState, Status
+from actors.engine.sequence import Status
 from actors.engine.stage_work import RemoteStages
 from actors.engine.stages import stages_of
-from actors.engine.step_plan import Chunk, Fetch
-from actors.engine.step_runner import StepOutput, make_step_runner
-from actors.engine.steps_in_flight import BegunStep, Route, StageFailure, StepsInFlight
+from actors.engine.step_plan import Fetch
+from actors.engine.step_runner import make_step_runner
+from actors.engine.steps_in_flight import Route, StageFailure, StepsInFlight
 from kv.keys import extend_block_keys
 from migrate.placement import Placement
 
@@ -92,8 +88,9 @@ class Engine:
         self._in_flight = StepsInFlight(self._runner, lambda: self.on_news())
         self._placement_version = -1
         self._last_end_s = 0.0
-        self._sequences: dict[str, SequenceState] = {}
-        self._rows: dict[str, SamplerRow] = {}
+        self._answers = Answers(
+            loaded, self.scheduler, self.early_exports, self.counters, lambda: self.max_context_tokens
+        )
         self._fetches: list[Fetch] = []
 
     @property
@@ -138,7 +135,7 @@ class Engine:
     @property
     def num_live_requests(self) -> int:
         """Requests not finished yet, finished ones whose KV waits for its export, and early exports."""
-        return len(self._sequences) + len(self.scheduler.exports) + len(self.early_exports)
+        return len(self._answers.sequences) + len(self.scheduler.exports) + len(self.early_exports)
 
     def refusal(self, request: EngineRequest) -> str | None:
         """Why this request can never be served here, or None. The ingress checks the same limits; this is the last
@@ -146,7 +143,7 @@ class Engine:
         tokens = len(request.prompt_token_ids)
         if tokens == 0:
             return "the prompt is empty"
-        if request.request_id in self._sequences or request.request_id in self.scheduler.exports:
+        if request.request_id in self._answers.sequences or request.request_id in self.scheduler.exports:
             return f"request id {request.request_id!r} is in use"
         if tokens + request.sampling.max_tokens > self.max_context_tokens:
             return (
@@ -167,20 +164,15 @@ class Engine:
         extend_keys = functools.partial(
             extend_block_keys, block_tokens=self.block_tokens, fingerprint=self.loaded.fingerprint, salt=request.salt
         )
-        sequence = self.scheduler.add(request, extend_keys)
-        self._sequences[request.request_id] = sequence
-        end_tokens = (*request.sampling.stop_token_ids, *request.eos_token_ids)
-        self._rows[request.request_id] = SamplerRow(
-            request.sampling, request.prompt_token_ids, sequence.output_token_ids, end_tokens
-        )
+        self._answers.begin(self.scheduler.add(request, extend_keys))
         return None
 
     def abort(self, request_id: str) -> bool:
         """Frees a request at once, wherever it is, its export included. False when it is not here (any more)."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._answers.sequences.get(request_id)
         if sequence is None:
             return self.release_export(request_id)
-        self._remove(sequence)
+        self._answers.remove(sequence)
         self.counters.aborted_requests += 1
         return True
 
@@ -192,11 +184,7 @@ class Engine:
     def fetched(self, request_id: str, num_tokens: int) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or is
         computed, or has been, while they arrive."""
-        sequence = self.scheduler.fetched(request_id, num_tokens)
-        if sequence is None:
-            return False
-        self.counters.fetched_tokens += sequence.num_fetched_tokens
-        return True
+        return self._answers.fetched(request_id, num_tokens)
 
     def export_content(self, export_id: str) -> Export:
         """What is held for an export. KeyError when it is gone. From any thread: nobody waits for a step. The blocks of
@@ -225,7 +213,10 @@ class Engine:
     @torch.inference_mode()
     def begin_step(self) -> bool:
         """Plans the next step and runs the layers that lie here, up to the first that does not. False when nothing can
-        be computed now. Fetches may have been planned in any case (`take_fetches`, or the next `end_step`)."""
+        be computed now, or no step may begin (`can_begin`). Fetches may have been planned in any case (`take_fetches`,
+        or the next `end_step`)."""
+        if not self.can_begin:
+            return False
         plan = self.scheduler.schedule()
         # Kept until a step has ended well or not: their sequences wait for them.
         self._fetches += plan.fetches
@@ -256,14 +247,21 @@ class Engine:
         if step.output is None:
             assert step.error is not None
             raise step.error
-        result, waited_s = self._collect(step, step.output, wanted)
+        outcome = self._answers.take_step(step.plan.chunks, step.output, wanted)
         ended_s = time.perf_counter()
-        result.duration_s = ended_s - max(step.started_s, self._last_end_s) - waited_s
+        duration_s = ended_s - max(step.started_s, self._last_end_s) - outcome.waited_s
         self._last_end_s = ended_s
-        self.counters.waited_s += waited_s
+        self.counters.waited_s += outcome.waited_s
         self.counters.steps += 1
-        self.counters.busy_s += result.duration_s
-        return result
+        self.counters.busy_s += duration_s
+        return StepResult(
+            outcome.events,
+            self.take_fetches(),
+            outcome.exports,
+            prefill_tokens=sum(chunk.num_tokens for chunk in step.plan.prefills),
+            decode_tokens=len(step.plan.decodes),
+            duration_s=duration_s,
+        )
 
     def take_fetches(self) -> list[Fetch]:
         """Fetches that were planned since they were asked for last; somebody must carry them out."""
@@ -322,69 +320,15 @@ class Engine:
         self.scheduler.recompute_lost(all_content=all_content)
         self.failure = None
 
-    def _collect(self, step: BegunStep, output: StepOutput, wanted: list[Chunk]) -> tuple[StepResult, float]:
-        """What the step gave, and for how many seconds it waited for KV. Chunks that are not `wanted` belong to
-        requests that ended, or to ones that begin anew."""
-        plan = step.plan
-        rows = _Rows(plan.chunks, output)
-        # What was computed from KV that did not come. The other rows of the batch have nothing to do with it.
-        void = {
-            chunk.sequence.request_id: chunk.sequence
-            for chunk in wanted
-            if chunk.sequence.incoming is not None and chunk.sequence.incoming.has_failed
-        }
-        damaged: dict[str, str] = {}
-        for chunk in wanted:
-            if not chunk.sequence.reuses_prefix:
-                try:
-                    self._collect_prompt_logprobs(chunk, rows.of(chunk))
-                except ValueError as error:  # of this request's logits alone
-                    damaged[chunk.sequence.request_id] = str(error)
-        sampling = [chunk.sequence for chunk in wanted if chunk.samples]
-        tokens = self._sample(sampling, rows.sampled(wanted))
-        unusable = damaged.keys() | void.keys()
-        events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
-        for sequence in void.values():
-            self._return_to_fetching(sequence)
-        waited_s, exports = 0.0, list[Export]()
-        for chunk in wanted:
-            sequence = chunk.sequence
-            if sequence.request_id in void:
-                continue
-            if sequence.incoming is not None:
-                waited_s += sequence.incoming.waited_s
-                self.scheduler.arrived(sequence)
-                self.counters.fetched_tokens += sequence.num_fetched_tokens
-            self.counters.count_chunk(chunk)
-            if sequence.request_id not in damaged:
-                self.scheduler.computed(chunk)
-                is_prompt_left = sequence.request.hand_over and sequence.num_uncomputed > 0
-                if is_prompt_left and (early := self.early_exports.begin(sequence)) is not None:
-                    exports.append(early)
-        events += [
-            self._accept(sequence, token)
-            for sequence, token in zip(sampling, tokens, strict=True)
-            if sequence.request_id not in unusable
-        ]
-        exports += [self.export_content(event.request_id) for event in events if event.awaits_export]
-        result = StepResult(
-            events,
-            self.take_fetches(),
-            exports,
-            prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
-            decode_tokens=len(plan.decodes),
-        )
-        return result, waited_s
-
     def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
         are in use by others. Fetches that the broken step planned are in the result."""
-        arriving = [s for s in self._sequences.values() if s.incoming is not None]
+        arriving = [s for s in self._answers.sequences.values() if s.incoming is not None]
         for sequence in arriving:
             if not sequence.num_in_flight:  # else it is in another step, which finds out whether its KV came
-                self._return_to_fetching(sequence)
-        failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING and s not in arriving]
-        return StepResult([self._fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
+                self._answers.return_to_fetching(sequence)
+        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
+        return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
@@ -403,110 +347,6 @@ class Engine:
         self.blocks.grow(grown)
         return grown
 
-    def _collect_prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """Adds the log-probabilities of the prompt tokens that follow the chunk's rows; hidden [rows of the chunk,
-        hidden]."""
-        sequence, start = chunk.sequence, chunk.first_token
-        stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
-        if start == 0:
-            sequence.prompt_logprobs = [None]
-        if start < stop:
-            logits = self.loaded.model.logits(hidden[: stop - start])
-            k = sequence.request.sampling.prompt_logprobs or 0
-            sequence.prompt_logprobs += prompt_logprobs(logits, sequence.tokens[start + 1 : stop + 1], k)
-
-    def _sample(self, sequences: list[SequenceState], hidden: torch.Tensor) -> list[_Token]:
-        """The next token of each sequence; hidden [sequences, hidden]."""
-        if not sequences:
-            return []
-        logits = self.loaded.model.logits(hidden)
-        output: SamplerOutput = sample(logits, [self._rows[sequence.request_id] for sequence in sequences])
-        return [_Token(*token) for token in zip(output.token_ids, output.logprobs, output.errors, strict=True)]
-
-    def _accept(self, sequence: SequenceState, token: _Token) -> TokenEvent:
-        """Takes a sampled token in and says what follows from it."""
-        request, limit = sequence.request, sequence.request.sampling.max_tokens
-        if token.error is not None:
-            return self._fail(sequence, token.error)
-        is_first = sequence.num_output_tokens == len(request.output_token_ids)
-        event = TokenEvent(
-            request.request_id,
-            token.token_id if limit else None,
-            owner=request.owner,
-            logprobs=token.logprobs if limit else None,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and not sequence.reuses_prefix else None,
-            cached_tokens=sequence.num_cached_tokens if is_first and not request.output_token_ids else None,
-        )
-        if limit:  # max_tokens is 0 where only the prompt's log-probabilities are wanted
-            sequence.append(token.token_id)
-            self.counters.generated_tokens += 1
-        finish_reason = self._finish_reason(sequence)
-        if finish_reason is None and not request.hand_over:
-            return event
-        self.counters.finished_requests += 1
-        is_kept = request.hand_over or self._is_worth_publishing(sequence)
-        self._remove(sequence, keep_blocks=is_kept)
-        return replace(event, finish_reason=finish_reason, awaits_export=is_kept)
-
-    def _is_worth_publishing(self, sequence: SequenceState) -> bool:
-        """Whether an answer that ended has filled blocks which the store has not. What is never among them is the KV of
-        the last token, which is not computed."""
-        known = sequence.request.publish_beyond_blocks
-        return known is not None and sequence.num_computed // self.block_tokens > known
-
-    def _finish_reason(self, sequence: SequenceState) -> str | None:
-        request, sampling = sequence.request, sequence.request.sampling
-        last = sequence.tokens[-1] if sequence.output_token_ids else None
-        if last in sampling.stop_token_ids or (last in request.eos_token_ids and not sampling.ignore_eos):
-            return FINISH_STOP
-        if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.max_context_tokens:
-            return FINISH_LENGTH
-        return None
-
-    def _fail(self, sequence: SequenceState, reason: str) -> TokenEvent:
-        self.counters.failed_requests += 1
-        self._remove(sequence)
-        return TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
-
-    def _return_to_fetching(self, sequence: SequenceState) -> None:
-        num_tokens = self.scheduler.return_to_fetching(sequence)
-        if num_tokens is not None:
-            self.fetched(sequence.request_id, num_tokens)
-
-    def _remove(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
-        self.scheduler.finish(sequence, keep_blocks=keep_blocks)
-        del self._sequences[sequence.request_id]
-        del self._rows[sequence.request_id]
-
-
-class _Rows:
-    """Which rows of a step's output are a chunk's."""
-
-    def __init__(self, chunks: list[Chunk], output: StepOutput) -> None:
-        self._chunks = chunks
-        self._output = output
-
-    def of(self, chunk: Chunk) -> torch.Tensor:
-        """[rows of the chunk, hidden]"""
-        before = itertools.takewhile(lambda other: other is not chunk, self._chunks)
-        first = sum(other.num_tokens for other in before)
-        return self._output.hidden[first : first + chunk.num_tokens]
-
-    def sampled(self, wanted: list[Chunk]) -> torch.Tensor:
-        """[those of `wanted` that are sampled from, hidden], in their order."""
-        if len(wanted) == len(self._chunks):
-            return self._output.sampled
-        kept = {id(chunk) for chunk in wanted}
-        sampled = [chunk for chunk in self._chunks if chunk.samples]
-        return self._output.sampled[[index for index, chunk in enumerate(sampled) if id(chunk) in kept]]
-
 
 def _ignore() -> None:
     """Nobody waits for news of steps in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    token_id: int
-    logprobs: TokenLogprobs | None
-    error: str | None

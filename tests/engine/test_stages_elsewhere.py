@@ -284,7 +284,7 @@ def test_requests_of_a_step_that_another_worker_does_not_run_begin_anew(
     num_anew = engine.scheduler.num_begun_anew
     assert 1 <= num_anew <= 5
     if all_content:
-        assert (num_anew, engine.blocks.num_cached) == (len(engine._sequences), 0)
+        assert (num_anew, engine.blocks.num_cached) == (engine.scheduler.num_unfinished, 0)
     while engine.has_work:
         while engine.can_begin and engine.begin_step():
             pass
@@ -386,7 +386,7 @@ class Session:
         return True
 
     def abort(self, index: int) -> None:
-        live = sorted(self.engine._sequences)
+        live = sorted(s.request_id for s in self.engine.scheduler.sequences())
         if live:
             name = live[index % len(live)]
             assert self.engine.abort(name)
@@ -394,8 +394,8 @@ class Session:
 
     def clear(self) -> None:
         """What an example that failed has left is not the next one's."""
-        for name in list(self.engine._sequences):
-            self.engine.abort(name)
+        for sequence in list(self.engine.scheduler.sequences()):
+            self.engine.abort(sequence.request_id)
         while self.engine.num_in_flight or self.engine.failure:
             self.remote.deliver_all()
             self.end()
