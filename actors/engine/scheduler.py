@@ -74,6 +74,7 @@ class Scheduler:
         self._steps = 0
         self._fresh_blocks: list[int] = []
         self._ended_in_flight: set[SequenceState] = set()
+        self._giving_way: list[SequenceState] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -103,18 +104,21 @@ class Scheduler:
         self._steps += 1
         plan = StepPlan(self._steps)
         budget = self.settings.max_batch_tokens
-        self._preempt_those_that_give_way()
-        for sequence in self._next_decodes():
-            # Making room for one may have preempted another.
+        if self._giving_way:
+            self._preempt_those_that_give_way()
+        decodes, prefills = self._next_running()
+        for sequence in decodes:
             if sequence.may_be_scheduled and self._make_room(sequence, sequence.num_tokens):
                 plan.decodes.append(Chunk(sequence, 1, sequence.num_scheduled))
+        # Making room may have preempted a sequence that was planned before it.
         plan.decodes = [chunk for chunk in plan.decodes if chunk.sequence.status is Status.RUNNING]
         budget -= len(plan.decodes)
-        for sequence in [s for s in self.running if s.may_be_scheduled and s.num_unscheduled > 1]:
+        for sequence in prefills:
             if budget == 0:
                 break
-            plan.prefills.append(self._chunk(sequence, budget))
-            budget -= plan.prefills[-1].num_tokens
+            if sequence.may_be_scheduled:
+                plan.prefills.append(self._chunk(sequence, budget))
+                budget -= plan.prefills[-1].num_tokens
         while self.waiting and budget > 0 and self._has_running_slot():
             sequence = self.waiting[0]
             if not self._admit(sequence):
@@ -245,6 +249,7 @@ class Scheduler:
             del self.fetching[sequence.request_id]
         elif sequence.status is Status.RUNNING:
             self.running.remove(sequence)
+        self._need_not_give_way(sequence)
         sequence.status = Status.FINISHED
         if keep_blocks:
             self.exports[sequence.request_id] = sequence
@@ -337,6 +342,7 @@ class Scheduler:
             victim = max((s for s in self.running if s.incoming is None and not s.gives_way), key=lambda s: s.arrival)
             if victim.num_in_flight:
                 victim.gives_way = True
+                self._giving_way.append(victim)
             else:
                 self._preempt(victim)
             if victim is sequence:
@@ -354,13 +360,20 @@ class Scheduler:
         self._fresh_blocks += blocks
         return blocks
 
-    def _next_decodes(self) -> list[SequenceState]:
-        """Sequences whose last token is to be run now: this step's share of all that decode, those first that have
-        waited longest."""
-        ready = [s for s in self.running if s.may_be_scheduled and s.num_unscheduled == 1]
-        num_decoding = sum(1 for s in self.running if s.num_unscheduled <= 1)
+    def _next_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
+        """Running sequences whose last token is to be run now, and those with more to run. The first are this step's
+        share of all that decode, those first that have waited longest."""
+        ready, prefills, num_decoding = list[SequenceState](), list[SequenceState](), 0
+        for sequence in self.running:
+            num_unscheduled = sequence.num_unscheduled
+            if num_unscheduled > 1:
+                prefills.append(sequence)
+                continue
+            num_decoding += 1
+            if num_unscheduled and sequence.may_be_scheduled:
+                ready.append(sequence)
         share = -(-num_decoding // self.max_steps_in_flight)
-        return ready if len(ready) <= share else sorted(ready, key=lambda s: s.last_step)[:share]
+        return ready if len(ready) <= share else sorted(ready, key=lambda s: s.last_step)[:share], prefills
 
     @staticmethod
     def _chunk(sequence: SequenceState, budget: int) -> Chunk:
@@ -368,13 +381,13 @@ class Scheduler:
 
     def _num_freed_in_flight(self) -> int:
         """Blocks that can be had once the steps in flight have come back."""
-        leaving = [*self._ended_in_flight, *(s for s in self.running if s.gives_way)]
+        leaving = [*self._ended_in_flight, *self._giving_way]
         return self.blocks.num_freed_by(block for sequence in leaving for block in sequence.block_ids)
 
     def _preempt_those_that_give_way(self) -> None:
-        giving_way = [s for s in self.running if s.gives_way and s.num_in_flight == 0]
-        for sequence in sorted(giving_way, key=lambda s: s.arrival, reverse=True):
-            self._preempt(sequence)
+        for sequence in sorted(self._giving_way, key=lambda s: s.arrival, reverse=True):
+            if sequence.num_in_flight == 0:
+                self._preempt(sequence)
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
@@ -394,8 +407,14 @@ class Scheduler:
         self._release_blocks(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed = sequence.num_registered = 0
-        sequence.gives_way = sequence.is_void = False
+        sequence.is_void = False
+        self._need_not_give_way(sequence)
         self.waiting.appendleft(sequence)
+
+    def _need_not_give_way(self, sequence: SequenceState) -> None:
+        if sequence.gives_way:
+            sequence.gives_way = False
+            self._giving_way.remove(sequence)
 
     def _register_full_blocks(self, sequence: SequenceState) -> None:
         full = sequence.num_computed // self.settings.block_tokens

@@ -97,14 +97,14 @@ class SequenceState:
     @property
     def num_unscheduled(self) -> int:
         """Tokens that are in no step yet; 0 while the next token is not sampled."""
-        return len(self.tokens) - self.num_scheduled
+        return len(self.tokens) - self.num_computed - self.num_in_flight
 
     @property
     def may_be_scheduled(self) -> bool:
         """Whether it may be in the next step. Where the KV that it is computed with is still arriving, only one step
         at a time finds out whether it came."""
-        is_settled = self.incoming is None or self.num_in_flight == 0
-        return self.status is Status.RUNNING and is_settled and not self.gives_way and not self.is_void
+        is_held = self.gives_way or self.is_void or (self.incoming is not None and self.num_in_flight > 0)
+        return self.status is Status.RUNNING and not is_held
 
     @property
     def reuses_prefix(self) -> bool:
