@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.engine.config import ConfigError, EngineConfig
 from actors.engine.engine import Engine
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import load_model
@@ -56,8 +57,10 @@ def placement_for(engine_heads: int, name: str) -> Placement:
     return Placement(placement.home, placement.layer_workers, lanes, placement.version)
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
+@pytest.mark.parametrize(
+    ("family", "split"),
+    [*(("llama", split) for split in SPLITS), *itertools.product(("qwen3", "opt"), ("first", "middle", "last"))],
+)
 def test_greedy_equals_transformers(
     family: str, split: str, family_folders: dict[str, Path], make_apart: MakeApart
 ) -> None:
@@ -66,7 +69,7 @@ def test_greedy_equals_transformers(
     engine, remote = make_apart(folder, placement_for(4 if family == "opt" else 2, split), max_steps_in_flight=3)
     prompts = [make_prompt(length, length) for length in (1, 16, 31, 90, 17)]
     for _ in range(2):
-        requests = [EngineRequest(f"r{i}", prompt, greedy(10)) for i, prompt in enumerate(prompts)]
+        requests = [EngineRequest(f"r{i}", prompt, greedy(7)) for i, prompt in enumerate(prompts)]
         answers, most = run_in_flight(engine, remote, requests)
         assert_greedy(load_reference(folder), prompts, [answer.tokens for answer in answers.values()])
         assert most == 3
@@ -90,7 +93,7 @@ def test_sampled_answers_are_those_of_an_engine_by_itself(
 def test_a_pool_too_small_for_all_preempts_and_answers_all(
     llama_folder: Path, make_apart: MakeApart, make_engine: MakeEngine
 ) -> None:
-    requests = [EngineRequest(f"r{i}", make_prompt(30, i), greedy(60)) for i in range(3)]
+    requests = [EngineRequest(f"r{i}", make_prompt(30, i), greedy(50)) for i in range(3)]
     alone = run_requests(make_engine(llama_folder), requests)
     engine, remote = make_apart(llama_folder, SPLITS["last"], kv_cache_blocks=11, max_steps_in_flight=3)
     apart, _ = run_in_flight(engine, remote, requests)
@@ -235,6 +238,11 @@ def test_placements_that_cannot_be_are_refused(
     with pytest.raises(ValueError, match="give the way to them"):
         engine.use_placement(lying_on(3, "home", "x", "x"))
     assert len(run_in_flight(engine, remote, [sampled(0)])[0]["r0"].tokens) == 16
+
+
+def test_a_limit_of_no_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_steps_in_flight is 0; it must be at least 1"):
+        EngineConfig(max_steps_in_flight=0)
 
 
 def test_nothing_changes_or_ends_while_a_step_is_in_flight(llama_folder: Path, make_apart: MakeApart) -> None:
