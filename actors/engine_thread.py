@@ -1,7 +1,10 @@
 """The thread that runs an engine's steps, and the way into it.
 
-The engine is used by this thread alone. Others hand in functions (`call`), which run between two steps; what a step
+The engine is used by this thread alone. Others hand in functions (`call`), which run between two turns; what a step
 gave goes out through a callback. With nothing to run the thread sleeps on its inbox: no polling.
+
+Where other workers run layers of the engine's, their answers wake it too. Until these come it begins further steps, up
+to the engine's limit; each turn begins at most one step and ends at most one, in their order.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any, TypeVar
 from actors.engine.engine import Engine, StepResult
 
 T = TypeVar("T")
+_Call = tuple[Callable[[Engine], Any], Future[Any]]
 
 logger = logging.getLogger("ray.serve")
 
@@ -27,7 +31,8 @@ class EngineStoppedError(RuntimeError):
 
 class EngineThread:
     """Runs `engine` until `stop`. `on_turn(engine, result)` is called in the thread after each turn: the calls that
-    came in, then one step if there was something to run. `on_failure()` is called should the thread end by itself."""
+    came in, then a step if there was something to run; the result is that of the step that ended, if any did.
+    `on_failure()` is called should the thread end by itself."""
 
     def __init__(
         self, engine: Engine, on_turn: Callable[[Engine, StepResult], None], on_failure: Callable[[], None]
@@ -39,23 +44,38 @@ class EngineThread:
         self._engine = engine
         self._on_turn = on_turn
         self._on_failure = on_failure
-        self._inbox: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
+        self._inbox: deque[_Call] = deque()
+        self._drained_inbox: deque[_Call] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._turn_since_s: float | None = None
+        engine.on_news = self._notify
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
-        """Runs `function(engine)` between two steps; from any thread. The future carries its result or exception."""
+        """Runs `function(engine)` between two turns; from any thread. Steps may be in flight then. The future carries
+        its result or exception."""
+        return self._enqueue(self._inbox, function)
+
+    def call_drained(self, function: Callable[[Engine], T]) -> Future[T]:
+        """`call`, but with no step in flight: none begins before those under way have ended."""
+        return self._enqueue(self._drained_inbox, function)
+
+    def _enqueue(self, inbox: deque[_Call], function: Callable[[Engine], T]) -> Future[T]:
         future: Future[T] = Future()
         with self._wake:
             if self._stopping:
                 future.set_exception(EngineStoppedError("the worker is shutting down"))
                 return future
-            self._inbox.append((function, future))
+            inbox.append((function, future))
             self._wake.notify()
         return future
+
+    def _notify(self) -> None:
+        """From any thread."""
+        with self._wake:
+            self._wake.notify()
 
     def stalled_s(self) -> float:
         """For how long the present turn has been running; 0 between turns and when idle. For health checks."""
@@ -79,35 +99,45 @@ class EngineThread:
         finally:
             with self._wake:
                 self._stopping = True
-                calls = list(self._inbox)
+                calls = [*self._inbox, *self._drained_inbox]
                 self._inbox.clear()
+                self._drained_inbox.clear()
             for _, future in calls:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(EngineStoppedError("the worker is shutting down"))
 
     def _take_turns(self) -> None:
         blocked = True  # by having nothing to do
+        engine = self._engine
         while True:
             with self._wake:
-                while not self._inbox and not self._stopping and (blocked or not self._engine.has_work):
+                while not (self._has_call or self._stopping or engine.has_news) and (blocked or not engine.can_begin):
                     self._wake.wait()
                 if self._stopping:
                     return
                 calls = list(self._inbox)
                 self._inbox.clear()
+                if engine.num_in_flight == 0:
+                    calls += self._drained_inbox
+                    self._drained_inbox.clear()
+                may_begin = not self._drained_inbox
             self._turn_since_s = time.monotonic()
             for function, future in calls:
                 if future.set_running_or_notify_cancel():
                     try:
-                        future.set_result(function(self._engine))
+                        future.set_result(function(engine))
                     except Exception as error:  # handed to the caller, who knows what it means
                         future.set_exception(error)
-            result = self._step() if self._engine.has_work else StepResult()
-            blocked = result.is_empty
-            self._on_turn(self._engine, result)
-            if self._engine.num_live_requests == 0:
+            has_begun, result = self._run_steps(may_begin)
+            blocked = not has_begun and result.is_empty
+            self._on_turn(engine, result)
+            if engine.num_live_requests == 0:
                 self._check_idle()
             self._turn_since_s = None
+
+    @property
+    def _has_call(self) -> bool:
+        return bool(self._inbox or (self._drained_inbox and self._engine.num_in_flight == 0))
 
     def _check_idle(self) -> None:
         try:
@@ -116,9 +146,15 @@ class EngineThread:
             logger.exception("the engine's books do not add up")
             self.defect = str(error)
 
-    def _step(self) -> StepResult:
+    def _run_steps(self, may_begin: bool) -> tuple[bool, StepResult]:
+        """Takes in what other workers have answered, begins a step if none can be ended, and ends one that is over.
+        Whether one has begun, and what the other gave."""
+        engine, has_begun = self._engine, False
         try:
-            return self._engine.step()
+            engine.advance()
+            if may_begin and engine.can_begin and not engine.is_step_over:
+                has_begun = engine.begin_step()
+            return has_begun, engine.end_step() if engine.is_step_over else StepResult(fetches=engine.take_fetches())
         except Exception as error:  # out of memory, a kernel's refusal: the requests end, the worker lives on
             logger.exception("a step failed; its requests are ended")
-            return self._engine.fail_all(f"the worker's step failed: {type(error).__name__}: {error}")
+            return False, engine.fail_all(f"the worker's step failed: {type(error).__name__}: {error}")

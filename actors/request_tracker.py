@@ -22,7 +22,7 @@ from actors.engine.exports import Export
 from actors.engine.grammar import GrammarError, Grammars, GrammarState
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
-from actors.engine.scheduler import Fetch
+from actors.engine.step_plan import Fetch
 from actors.engine_thread import EngineStoppedError, EngineThread
 from actors.found_prefix import FoundPrefix, tail_of
 from actors.kv_exchange import KvExchange

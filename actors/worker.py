@@ -162,6 +162,7 @@ class Worker:
             return {
                 **asdict(engine.counters),
                 "preemptions": engine.scheduler.num_preemptions,
+                "begun_anew_requests": engine.scheduler.num_begun_anew,
                 "answers_given_up": engine.scheduler.num_answers_given_up,
                 "evicted_blocks": engine.blocks.num_evictions,
                 "total_blocks": engine.blocks.num_blocks,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from actors.engine.scheduler import Chunk
+from actors.engine.step_plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class PackedStep:
 def build_batch(
     decodes: Sequence[Chunk], prefills: Sequence[Chunk], block_tokens: int, device: torch.device
 ) -> StepBatch:
-    """Lays out the chunks' rows on `device`. A chunk's tokens start at its sequence's `num_computed`."""
+    """Lays out the chunks' rows on `device`."""
     step = pack_step(decodes, prefills, block_tokens, pin_memory=device.type == "cuda")
     return step.batch(step.packed.to(device, non_blocking=True), block_tokens)
 
@@ -151,7 +151,7 @@ def pack_step(
     tables: list[list[int]] = []
     chunks: list[tuple[int, int, int]] = []
     for chunk in (*decodes, *prefills):
-        sequence, start = chunk.sequence, chunk.sequence.num_computed
+        sequence, start = chunk.sequence, chunk.first_token
         stop = start + chunk.num_tokens
         chunks.append((len(token_list), chunk.num_tokens, stop))
         token_list.extend(sequence.tokens[start:stop])

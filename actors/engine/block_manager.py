@@ -110,6 +110,14 @@ class BlockManager:
             self._key_of[block] = key
             self._block_of[key] = block
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Nobody finds `blocks` any more, because their content is not to be relied on. Cached ones become free."""
+        for block in blocks:
+            self._forget(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+
     def grow(self, count: int) -> None:
         """Adds `count` free blocks: a lane left, and its slabs were dealt to the others."""
         first = self.num_blocks

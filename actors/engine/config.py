@@ -31,6 +31,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     max_batch_tokens: int = 512
     max_running_requests: int = 64
+    max_steps_in_flight: int = 2
+    """Steps under way at a time where some layers lie on other workers; 1 where all are here."""
     max_context_tokens: int | None = None
     """None: the model's own limit. Never more than the KV pool holds."""
     attention: str = "auto"
@@ -48,7 +50,7 @@ class EngineConfig:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0 and at most 1"
             )
-        for name in ("slab_pages", "early_export_bytes"):
+        for name in ("slab_pages", "early_export_bytes", "max_steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         self.scheduler_settings(self.block_tokens or 16)

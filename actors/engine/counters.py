@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.engine.scheduler import Chunk
+from actors.engine.step_plan import Chunk
 
 
 @dataclass(slots=True)
@@ -26,6 +26,8 @@ class EngineCounters:
     aborted_requests: int = 0
     failed_requests: int = 0
     steps: int = 0
+    lost_steps: int = 0
+    """Steps that another worker has not run its part of."""
     busy_s: float = 0.0
     """Wall time in steps, waiting for KV left out."""
     waited_s: float = 0.0

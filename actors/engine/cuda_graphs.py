@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from actors.engine.batch import StepBatch, pack_step
-from actors.engine.scheduler import Chunk
+from actors.engine.step_plan import Chunk
 
 MAX_GRAPHS = 64
 """Graphs kept at a time; each takes some MB of the driver's memory."""
@@ -146,8 +146,8 @@ class DecodeGraphs:
         size = next((size for size in self._sizes if size >= len(decodes)), None)
         if size is None or not decodes:
             return None
-        shortest = min(decodes, key=lambda chunk: chunk.sequence.num_computed)
-        longest = max(chunk.sequence.num_computed for chunk in decodes)
+        shortest = min(decodes, key=lambda chunk: chunk.first_token)
+        longest = max(chunk.first_token for chunk in decodes)
         width = self._smallest_width
         while width * self._block_tokens <= longest:
             width *= 2

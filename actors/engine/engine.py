@@ -1,5 +1,9 @@
 """The engine: schedule, run, sample, collect. Plain torch; one thread calls it.
 
+A step begins (`begin_step`) and ends (`end_step`). Where all layers lie here it has been run in between, and `step` is
+both. Where a placement puts layers elsewhere, other workers run them meanwhile, and up to `max_steps_in_flight` steps
+are under way at a time; they end in the order in which they began.
+
 What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
 are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes).
 """
@@ -7,35 +11,36 @@ are written, or read, by nobody else (a fetching sequence is not scheduled; a fi
 from __future__ import annotations
 
 import functools
-import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from actors.engine.answers import Answers, why_unlike
 from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
-from actors.engine.grammar import GrammarError, GrammarState
+from actors.engine.grammar import GrammarState
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import clear_pages
 from actors.engine.request import (
     FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_STOP,
     EngineRequest,
     TokenEvent,
-    TokenLogprobs,
 )
-from actors.engine.sampler import SamplerOutput, SamplerRow, prompt_logprobs, sample
-from actors.engine.scheduler import Chunk, Fetch, Scheduler
-from actors.engine.sequence import SequenceState, Status
+from actors.engine.scheduler import Scheduler
+from actors.engine.sequence import Status
+from actors.engine.stage_work import RemoteStages
+from actors.engine.stages import stages_of
+from actors.engine.step_plan import Fetch
 from actors.engine.step_runner import make_step_runner
+from actors.engine.steps_in_flight import Route, StageFailure, StepsInFlight
 from kv.keys import extend_block_keys
+from migrate.placement import Placement
 
 
 @dataclass(slots=True)
@@ -50,6 +55,9 @@ class StepResult:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     duration_s: float = 0.0
+    """Wall time of which this step is the oldest in flight, waiting for KV left out."""
+    failure: StageFailure | None = None
+    """Another worker has not run its part: nothing came of the step. See `Engine.recompute_lost`."""
 
     @property
     def is_empty(self) -> bool:
@@ -73,9 +81,17 @@ class Engine:
             min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
         )
         self.counters = EngineCounters()
+        self.on_news: Callable[[], None] = _ignore
+        """Called from any thread when `has_news` has become true."""
+        self.failure: StageFailure | None = None
+        """The first one since `recompute_lost`. While there is one, no step begins."""
         self._runner = make_step_runner(loaded, config, capture)
-        self._sequences: dict[str, SequenceState] = {}
-        self._rows: dict[str, SamplerRow] = {}
+        self._in_flight = StepsInFlight(self._runner, lambda: self.on_news())
+        self._placement_version = -1
+        self._last_end_s = 0.0
+        self._answers = Answers(
+            loaded, self.scheduler, self.early_exports, self.counters, lambda: self.max_context_tokens
+        )
         self._fetches: list[Fetch] = []
 
     @property
@@ -98,9 +114,29 @@ class Engine:
         return bool(self.scheduler.waiting or self.scheduler.running)
 
     @property
+    def can_begin(self) -> bool:
+        """Whether another step may begin, and there is something that it could compute."""
+        return self.has_work and self.failure is None and self.num_in_flight < self.scheduler.max_steps_in_flight
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that have begun and not ended."""
+        return len(self._in_flight)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether another worker has answered, so that `advance` has something to do."""
+        return self._in_flight.has_news
+
+    @property
+    def is_step_over(self) -> bool:
+        """Whether the oldest step in flight can be ended."""
+        return self._in_flight.is_oldest_over
+
+    @property
     def num_live_requests(self) -> int:
         """Requests not finished yet, finished ones whose KV waits for its export, and early exports."""
-        return len(self._sequences) + len(self.scheduler.exports) + len(self.early_exports)
+        return len(self._answers.sequences) + len(self.scheduler.exports) + len(self.early_exports)
 
     def refusal(self, request: EngineRequest) -> str | None:
         """Why this request can never be served here, or None. The ingress checks the same limits; this is the last
@@ -108,7 +144,7 @@ class Engine:
         tokens = len(request.prompt_token_ids)
         if tokens == 0:
             return "the prompt is empty"
-        if request.request_id in self._sequences or request.request_id in self.scheduler.exports:
+        if request.request_id in self._answers.sequences or request.request_id in self.scheduler.exports:
             return f"request id {request.request_id!r} is in use"
         if tokens + request.sampling.max_tokens > self.max_context_tokens:
             return (
@@ -123,27 +159,22 @@ class Engine:
     def add(self, request: EngineRequest, grammar: GrammarState | None = None) -> TokenEvent | None:
         """Queues a request; returns its error event when it can never be served. `grammar`: a state of the request's
         grammar at its beginning, where it has one; the engine's from now on."""
-        reason = self.refusal(request) or _unlike(request, grammar)
+        reason = self.refusal(request) or why_unlike(request, grammar)
         if reason is not None:
             self.counters.failed_requests += 1
             return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=reason)
         extend_keys = functools.partial(
             extend_block_keys, block_tokens=self.block_tokens, fingerprint=self.loaded.fingerprint, salt=request.salt
         )
-        sequence = self.scheduler.add(request, extend_keys)
-        self._sequences[request.request_id] = sequence
-        end_tokens = (*request.sampling.stop_token_ids, *request.eos_token_ids)
-        self._rows[request.request_id] = SamplerRow(
-            request.sampling, request.prompt_token_ids, sequence.output_token_ids, end_tokens, grammar=grammar
-        )
+        self._answers.begin(self.scheduler.add(request, extend_keys), grammar)
         return None
 
     def abort(self, request_id: str) -> bool:
         """Frees a request at once, wherever it is, its export included. False when it is not here (any more)."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._answers.sequences.get(request_id)
         if sequence is None:
             return self.release_export(request_id)
-        self._remove(sequence)
+        self._answers.remove(sequence)
         self.counters.aborted_requests += 1
         return True
 
@@ -153,13 +184,9 @@ class Engine:
         return self.scheduler.arriving(request_id, num_tokens, incoming)
 
     def fetched(self, request_id: str, num_tokens: int) -> bool:
-        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or has
-        been computed while they arrived."""
-        sequence = self.scheduler.fetched(request_id, num_tokens)
-        if sequence is None:
-            return False
-        self.counters.fetched_tokens += sequence.num_fetched_tokens
-        return True
+        """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or is
+        computed, or has been, while they arrive."""
+        return self._answers.fetched(request_id, num_tokens)
 
     def export_content(self, export_id: str) -> Export:
         """What is held for an export. KeyError when it is gone. From any thread: nobody waits for a step. The blocks of
@@ -178,85 +205,137 @@ class Engine:
         True is whole."""
         return export_id in self.scheduler.exports or export_id in self.early_exports
 
-    @torch.inference_mode()
     def step(self) -> StepResult:
-        """Runs one step: one token for every decoding sequence, prompt chunks in the rest of the budget."""
+        """Runs one step: one token for every decoding sequence, prompt chunks in the rest of the budget. RuntimeError
+        where it has to wait for another worker."""
+        if self.begin_step():
+            return self.end_step()
+        return StepResult(fetches=self.take_fetches())
+
+    @torch.inference_mode()
+    def begin_step(self) -> bool:
+        """Plans the next step and runs the layers that lie here, up to the first that does not. False when nothing can
+        be computed now, or no step may begin (`can_begin`). Fetches may have been planned in any case (`take_fetches`,
+        or the next `end_step`)."""
+        if not self.can_begin:
+            return False
         plan = self.scheduler.schedule()
         # Kept until a step has ended well or not: their sequences wait for them.
         self._fetches += plan.fetches
-        if plan.fresh_blocks and self.loaded.backend_name == "torch":  # flash-attn reads no masked places
+        # flash-attn reads no masked places
+        if plan.fresh_blocks and self.loaded.backend_name == "torch" and self.loaded.lanes.lanes:
             clear_pages(self.loaded, plan.fresh_blocks)
-        chunks = plan.chunks
-        if not chunks:
-            return StepResult(fetches=self._take_fetches())
-        started_s = time.perf_counter()
-        output = self._runner.run(plan)
-        # What was computed from KV that did not come. The other rows of the batch have nothing to do with it.
-        void = {
-            chunk.sequence.request_id: chunk.sequence
-            for chunk in chunks
-            if chunk.sequence.incoming is not None and chunk.sequence.incoming.has_failed
-        }
-        last_rows = itertools.accumulate(chunk.num_tokens for chunk in chunks)
-        damaged: dict[str, str] = {}
-        for chunk, end in zip(chunks, last_rows, strict=True):
-            if not chunk.sequence.reuses_prefix:
-                try:
-                    self._collect_prompt_logprobs(chunk, output.hidden[end - chunk.num_tokens : end])
-                except ValueError as error:  # of this request's logits alone
-                    damaged[chunk.sequence.request_id] = str(error)
-        sampling = [chunk.sequence for chunk in chunks if chunk.samples]
-        tokens = self._sample(sampling, output.sampled)
-        unusable = damaged.keys() | void.keys()
-        events = [self._fail(self._sequences[request_id], reason) for request_id, reason in damaged.items()]
-        for sequence in void.values():
-            self.scheduler.return_to_fetching(sequence)
-        waited_s, exports = 0.0, list[Export]()
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if sequence.request_id in void:
-                continue
-            if sequence.incoming is not None:
-                waited_s += sequence.incoming.waited_s
-                self.scheduler.arrived(sequence)
-                self.counters.fetched_tokens += sequence.num_fetched_tokens
-            self.counters.count_chunk(chunk)
-            if sequence.request_id not in damaged:
-                self.scheduler.computed(chunk)
-                is_prompt_left = sequence.request.hand_over and sequence.num_uncomputed > 0
-                if is_prompt_left and (early := self.early_exports.begin(sequence)) is not None:
-                    exports.append(early)
-        events += [
-            self._accept(sequence, token)
-            for sequence, token in zip(sampling, tokens, strict=True)
-            if sequence.request_id not in unusable
-        ]
-        exports += [self.export_content(event.request_id) for event in events if event.awaits_export]
-        result = StepResult(
-            events,
-            self._take_fetches(),
-            exports,
-            prefill_tokens=sum(chunk.num_tokens for chunk in plan.prefills),
-            decode_tokens=len(plan.decodes),
-            duration_s=time.perf_counter() - started_s - waited_s,
-        )
-        self.counters.waited_s += waited_s
+        if not plan.chunks:
+            return False
+        self._in_flight.begin(plan)
+        return True
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """Runs what follows in the steps in flight now that other workers have answered."""
+        self._in_flight.advance()
+
+    @torch.inference_mode()
+    def end_step(self) -> StepResult:
+        """Samples from the oldest step in flight and takes in what it gave. Raises what its layers raised here, and
+        RuntimeError when it is not over (`is_step_over`)."""
+        step = self._in_flight.end_oldest()
+        if step.failure is not None:
+            self.scheduler.lost(step.plan)
+            self.counters.lost_steps += 1
+            self.failure = self.failure or step.failure
+            return StepResult(fetches=self.take_fetches(), failure=step.failure)
+        wanted = self.scheduler.returned(step.plan)
+        if step.output is None:
+            assert step.error is not None
+            raise step.error
+        outcome = self._answers.take_step(step.plan.chunks, step.output, wanted)
+        ended_s = time.perf_counter()
+        duration_s = ended_s - max(step.started_s, self._last_end_s) - outcome.waited_s
+        self._last_end_s = ended_s
+        self.counters.waited_s += outcome.waited_s
         self.counters.steps += 1
-        self.counters.busy_s += result.duration_s
-        return result
+        self.counters.busy_s += duration_s
+        return StepResult(
+            outcome.events,
+            self.take_fetches(),
+            outcome.exports,
+            prefill_tokens=sum(chunk.num_tokens for chunk in step.plan.prefills),
+            decode_tokens=len(step.plan.decodes),
+            duration_s=duration_s,
+        )
+
+    def take_fetches(self) -> list[Fetch]:
+        """Fetches that were planned since they were asked for last; somebody must carry them out."""
+        fetches, self._fetches = self._fetches, []
+        return fetches
+
+    def use_placement(self, placement: Placement, remote: RemoteStages | None = None) -> None:
+        """From the next step on the layers lie as `placement` says. Its home is this engine's worker; `remote` is the
+        way to the others.
+
+        Raises:
+            RuntimeError: steps are in flight.
+            ValueError: another model's placement, one that is not newer than the last, layers at home that are not
+                here, heads elsewhere without their layer, or no way to other workers.
+        """
+        if self.num_in_flight:
+            raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
+        spec, stages = self.loaded.spec, stages_of(placement)
+        if (placement.num_layers, placement.num_kv_heads) != (spec.num_layers, spec.num_kv_heads):
+            raise ValueError(
+                f"the placement is of {placement.num_layers} layers and {placement.num_kv_heads} KV heads; the model "
+                f"has {spec.num_layers} and {spec.num_kv_heads}"
+            )
+        if placement.version <= self._placement_version:
+            raise ValueError(
+                f"the placement has version {placement.version}; it must be above {self._placement_version}"
+            )
+        lanes = set(self.loaded.lanes.lanes)
+        missing = [
+            layer
+            for layer in placement.layers_on(placement.home)
+            if layer not in self.loaded.model.layers
+            or not lanes.issuperset((layer, head) for head in range(spec.num_kv_heads))
+        ]
+        if missing:
+            raise ValueError(f"layers {missing} are to be run at home, but their weights or lanes are not here")
+        if remote is None and not placement.is_home:
+            raise ValueError("layers lie on other workers; give the way to them")
+        self._in_flight.route = None if remote is None or placement.is_home else Route(placement, stages, remote)
+        self._placement_version = placement.version
+        self.scheduler.max_steps_in_flight = 1 if placement.is_home else self.config.max_steps_in_flight
+
+    def recompute_lost(self, *, all_content: bool) -> None:
+        """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and
+        steps may begin. Nobody finds what is in their blocks.
+
+        Args:
+            all_content: all KV that was ever computed here is void, that of other requests too: so it is when a worker
+                with some of it is gone.
+
+        Raises:
+            RuntimeError: steps are in flight.
+        """
+        if self.num_in_flight:
+            raise RuntimeError(f"{self.num_in_flight} steps are in flight; requests begin anew when all have ended")
+        self.scheduler.recompute_lost(all_content=all_content)
+        self.failure = None
 
     def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
         are in use by others. Fetches that the broken step planned are in the result."""
-        for sequence in [s for s in self._sequences.values() if s.incoming is not None]:
-            self.scheduler.return_to_fetching(sequence)
-        failed = [s for s in self._sequences.values() if s.status is not Status.FETCHING]
-        return StepResult([self._fail(sequence, reason) for sequence in failed], fetches=self._take_fetches())
+        arriving = [s for s in self._answers.sequences.values() if s.incoming is not None]
+        for sequence in arriving:
+            if not sequence.num_in_flight:  # else it is in another step, which finds out whether its KV came
+                self._answers.return_to_fetching(sequence)
+        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
+        return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
         self.blocks.check_integrity()
-        if self.num_live_requests == 0 and self.blocks.num_live:
+        if self.num_live_requests == 0 and self.num_in_flight == 0 and self.blocks.num_live:
             raise RuntimeError(f"{self.blocks.num_live} blocks are held, though no request is left")
 
     def lanes_departed(self, lanes: Sequence[tuple[int, int]], layers: Sequence[int] = ()) -> int:
@@ -270,104 +349,6 @@ class Engine:
         self.blocks.grow(grown)
         return grown
 
-    def _collect_prompt_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> None:
-        """Adds the log-probabilities of the prompt tokens that follow the chunk's rows; hidden [rows of the chunk,
-        hidden]."""
-        sequence = chunk.sequence
-        start = sequence.num_computed
-        stop = min(start + chunk.num_tokens, sequence.num_prompt_tokens - 1)
-        if start == 0:
-            sequence.prompt_logprobs = [None]
-        if start < stop:
-            logits = self.loaded.model.logits(hidden[: stop - start])
-            k = sequence.request.sampling.prompt_logprobs or 0
-            sequence.prompt_logprobs += prompt_logprobs(logits, sequence.tokens[start + 1 : stop + 1], k)
 
-    def _sample(self, sequences: list[SequenceState], hidden: torch.Tensor) -> list[_Token]:
-        """The next token of each sequence; hidden [sequences, hidden]."""
-        if not sequences:
-            return []
-        logits = self.loaded.model.logits(hidden)
-        output: SamplerOutput = sample(logits, [self._rows[sequence.request_id] for sequence in sequences])
-        return [_Token(*token) for token in zip(output.token_ids, output.logprobs, output.errors, strict=True)]
-
-    def _accept(self, sequence: SequenceState, token: _Token) -> TokenEvent:
-        """Takes a sampled token in and says what follows from it."""
-        request, limit = sequence.request, sequence.request.sampling.max_tokens
-        if token.error is not None:
-            return self._fail(sequence, token.error)
-        is_first = sequence.num_output_tokens == len(request.output_token_ids)
-        event = TokenEvent(
-            request.request_id,
-            token.token_id if limit else None,
-            owner=request.owner,
-            logprobs=token.logprobs if limit else None,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first and not sequence.reuses_prefix else None,
-            cached_tokens=sequence.num_cached_tokens if is_first and not request.output_token_ids else None,
-        )
-        if limit:  # max_tokens is 0 where only the prompt's log-probabilities are wanted
-            sequence.append(token.token_id)
-            self.counters.generated_tokens += 1
-            grammar = self._rows[request.request_id].grammar
-            if grammar is not None:
-                try:
-                    grammar.follow(sequence.output_token_ids)
-                except GrammarError as error:
-                    return self._fail(sequence, str(error))
-        finish_reason = self._finish_reason(sequence)
-        if finish_reason is None and not request.hand_over:
-            return event
-        self.counters.finished_requests += 1
-        is_kept = request.hand_over or self._is_worth_publishing(sequence)
-        self._remove(sequence, keep_blocks=is_kept)
-        return replace(event, finish_reason=finish_reason, awaits_export=is_kept)
-
-    def _is_worth_publishing(self, sequence: SequenceState) -> bool:
-        """Whether an answer that ended has filled blocks which the store has not. What is never among them is the KV of
-        the last token, which is not computed."""
-        known = sequence.request.publish_beyond_blocks
-        return known is not None and sequence.num_computed // self.block_tokens > known
-
-    def _finish_reason(self, sequence: SequenceState) -> str | None:
-        request, sampling = sequence.request, sequence.request.sampling
-        last = sequence.tokens[-1] if sequence.output_token_ids else None
-        goes_on_after_eos = sampling.ignore_eos and sampling.grammar is None  # nothing can follow a grammar's end
-        if last in sampling.stop_token_ids or (last in request.eos_token_ids and not goes_on_after_eos):
-            return FINISH_STOP
-        if sequence.num_output_tokens >= sampling.max_tokens or sequence.num_tokens >= self.max_context_tokens:
-            return FINISH_LENGTH
-        return None
-
-    def _fail(self, sequence: SequenceState, reason: str) -> TokenEvent:
-        self.counters.failed_requests += 1
-        self._remove(sequence)
-        return TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
-
-    def _take_fetches(self) -> list[Fetch]:
-        fetches, self._fetches = self._fetches, []
-        return fetches
-
-    def _remove(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
-        self.scheduler.finish(sequence, keep_blocks=keep_blocks)
-        del self._sequences[sequence.request_id]
-        del self._rows[sequence.request_id]
-
-
-def _unlike(request: EngineRequest, grammar: GrammarState | None) -> str | None:
-    """Why a request and the state of its grammar do not fit together, or None. The state is then as far as the
-    answer."""
-    if (request.sampling.grammar is None) != (grammar is None):
-        return "a request with a grammar needs its state, and no other one does"
-    if grammar is not None:
-        try:
-            grammar.follow(request.output_token_ids)
-        except GrammarError as error:
-            return str(error)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    token_id: int
-    logprobs: TokenLogprobs | None
-    error: str | None
+def _ignore() -> None:
+    """Nobody waits for news of steps in flight."""

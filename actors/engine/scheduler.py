@@ -8,18 +8,29 @@ preempted for long, and two generations that do not fit together both finish.
 
 Answers that have ended and are being published hold blocks too, but nobody waits for them: whoever needs blocks takes
 theirs, oldest answer first, before it waits or has another sequence preempted (ours).
+
+**Several steps in flight**, where the layers lie on several workers, so that these compute at the same time. A step may
+be planned while earlier ones have not come back:
+
+- the decodes are divided evenly over the steps in flight, and a sequence whose next token is not sampled yet has to
+  wait for it; a prompt's next chunk need not wait for its last one, since all workers run steps in their order;
+- prompt chunks have what is left of the whole budget in each step: a stage is a share of the layers, so that as many
+  full steps as there are stages take a round no longer than one of them does at home (ours);
+- blocks of a sequence that ends in flight are nobody else's before its last step has come back, which may still write
+  to them. One that is to be preempted in flight gives way then; what it computed until then is not lost.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from actors.engine.block_manager import BlockManager
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest
 from actors.engine.sequence import ExtendKeys, SequenceState, Status
+from actors.engine.step_plan import Chunk, Fetch, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +53,6 @@ class SchedulerSettings:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """`num_tokens` tokens of one sequence, from `sequence.num_computed` on, to run in this step."""
-
-    sequence: SequenceState
-    num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the chunk reaches the last token, so that the next one is sampled from it."""
-        return self.num_tokens == self.sequence.num_uncomputed
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """KV to bring in from outside for `sequence`, whose blocks are allocated: tokens `first_token` to `last_token`
-    (excluded).
-
-    `first_token` is a multiple of the block size; blocks before it are held here already.
-    """
-
-    sequence: SequenceState
-    first_token: int
-    last_token: int
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """One step's work. `decodes` are chunks of one token; `prefills` the rest."""
-
-    decodes: list[Chunk] = field(default_factory=list)
-    prefills: list[Chunk] = field(default_factory=list)
-    fetches: list[Fetch] = field(default_factory=list)
-    fresh_blocks: list[int] = field(default_factory=list)
-    """Blocks that hold what some earlier request left there, and that no fetch fills."""
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """All chunks, decodes first: the order of the rows in the batch."""
-        return self.decodes + self.prefills
-
-
 class Scheduler:
     """Owns the sequences and the block manager. The runner never sees either's policy."""
 
@@ -96,10 +65,16 @@ class Scheduler:
         self.exports: dict[str, SequenceState] = {}
         """Ended sequences whose blocks are held until their KV was exported, in the order of their ends. Other threads
         may ask whether a request is among them: as long as it is, its blocks are nobody else's."""
+        self.max_steps_in_flight = 1
+        """So many steps at most are planned that have not come back. The decodes are divided by it."""
         self.num_preemptions = 0
+        self.num_begun_anew = 0
         self.num_answers_given_up = 0
         self._arrivals = 0
+        self._steps = 0
         self._fresh_blocks: list[int] = []
+        self._ended_in_flight: set[SequenceState] = set()
+        self._giving_way: list[SequenceState] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -124,20 +99,26 @@ class Scheduler:
         return sequence
 
     def schedule(self) -> StepPlan:
-        """Plans the next step and allocates its blocks."""
-        plan = StepPlan()
+        """Plans the next step and allocates its blocks. Each plan with chunks is to be given to `returned` or `lost`,
+        in the order of the plans."""
+        self._steps += 1
+        plan = StepPlan(self._steps)
         budget = self.settings.max_batch_tokens
-        for sequence in [s for s in self.running if s.num_uncomputed == 1]:
-            if sequence.status is Status.RUNNING and self._make_room(sequence, sequence.num_tokens):
-                plan.decodes.append(Chunk(sequence, 1))
+        if self._giving_way:
+            self._preempt_those_that_give_way()
+        decodes, prefills = self._next_running()
+        for sequence in decodes:
+            if sequence.may_be_scheduled and self._make_room(sequence, sequence.num_tokens):
+                plan.decodes.append(Chunk(sequence, 1, sequence.num_scheduled))
         # Making room may have preempted a sequence that was planned before it.
         plan.decodes = [chunk for chunk in plan.decodes if chunk.sequence.status is Status.RUNNING]
         budget -= len(plan.decodes)
-        for sequence in [s for s in self.running if s.num_uncomputed > 1]:
+        for sequence in prefills:
             if budget == 0:
                 break
-            plan.prefills.append(Chunk(sequence, min(budget, sequence.num_uncomputed)))
-            budget -= plan.prefills[-1].num_tokens
+            if sequence.may_be_scheduled:
+                plan.prefills.append(self._chunk(sequence, budget))
+                budget -= plan.prefills[-1].num_tokens
         while self.waiting and budget > 0 and self._has_running_slot():
             sequence = self.waiting[0]
             if not self._admit(sequence):
@@ -151,41 +132,92 @@ class Scheduler:
                 self._fresh_blocks = [block for block in self._fresh_blocks if block not in filled]
                 continue
             self._start(sequence)
-            chunk = Chunk(sequence, min(budget, sequence.num_uncomputed))
+            chunk = self._chunk(sequence, budget)
             (plan.decodes if chunk.num_tokens == 1 else plan.prefills).append(chunk)
             budget -= chunk.num_tokens
         plan.fresh_blocks, self._fresh_blocks = self._fresh_blocks, []
+        for chunk in plan.chunks:
+            chunk.sequence.num_in_flight += chunk.num_tokens
+            chunk.sequence.last_step = plan.step_id
         return plan
+
+    def returned(self, plan: StepPlan) -> list[Chunk]:
+        """The step is over, well or not: nothing of it will be written any more. Gives the chunks that somebody still
+        wants; of those that were computed, `computed` is to be told."""
+        wanted = []
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.num_in_flight -= chunk.num_tokens
+            if sequence.status is not Status.FINISHED:
+                if not sequence.is_void:
+                    wanted.append(chunk)
+            elif sequence.num_in_flight == 0:
+                self._ended_in_flight.remove(sequence)
+                self._release_blocks(sequence)
+        return wanted
+
+    def lost(self, plan: StepPlan) -> None:
+        """The step is over, and another worker has not run its part: what its sequences have in their blocks is void.
+        Nothing is planned for them before `recompute_lost`."""
+        for chunk in self.returned(plan):
+            chunk.sequence.is_void = True
+
+    def recompute_lost(self, *, all_content: bool) -> None:
+        """The sequences of lost steps wait again, to be computed from their tokens; their blocks go back and are not
+        found again. `all_content`: all that was ever computed is void, whoever has it. Only while no step is in
+        flight."""
+        if all_content:
+            self.blocks.forget(range(self.blocks.num_blocks))
+            for sequence in (*self.running, *self.fetching.values()):
+                sequence.is_void = True
+        void = [sequence for sequence in self.running if sequence.is_void]
+        for sequence in sorted(void, key=lambda s: s.arrival, reverse=True):
+            if sequence.incoming is None:
+                self._begin_anew(sequence)
+            elif (num_tokens := self.return_to_fetching(sequence)) is not None:
+                self.fetched(sequence.request_id, num_tokens)
 
     def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
         """The first `num_tokens` tokens' KV of a fetching sequence is on its way, first layers first: it may be
-        computed. False when the request is gone, or is fetching no more."""
-        sequence = self.fetching.pop(request_id, None)
-        if sequence is None:
+        computed. False when the request is gone, is fetching no more, or will begin anew."""
+        sequence = self.fetching.get(request_id)
+        if sequence is None or sequence.is_void:
             return False
+        del self.fetching[request_id]
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         sequence.incoming = incoming
         self._start(sequence)
         return True
 
-    def return_to_fetching(self, sequence: SequenceState) -> None:
-        """What was arriving for it has failed: it waits for `fetched` again, which says what there is."""
+    def return_to_fetching(self, sequence: SequenceState) -> int | None:
+        """What was arriving for it has failed: it waits for `fetched` again, which says what there is. Where that has
+        come meanwhile, what it said is returned, and it is to be told again."""
         self.running.remove(sequence)
         sequence.status = Status.FETCHING
         self.fetching[sequence.request_id] = sequence
         sequence.incoming = None
         sequence.num_computed = sequence.num_registered * self.settings.block_tokens
+        num_tokens, sequence.late_fetch_tokens = sequence.late_fetch_tokens, None
+        return num_tokens
 
     def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
         """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
-        when the request is gone, or was computed while it arrived."""
+        when the request is gone, was computed while it arrived, or begins anew. While a step that uses what arrives is
+        in flight it is noted in `late_fetch_tokens`: only if the step finds it failed it is to be told again."""
         sequence = self.fetching.get(request_id)
         if sequence is None:
             sequence = next((s for s in self.running if s.request_id == request_id and s.incoming is not None), None)
             if sequence is None:
                 return None
+            if sequence.num_in_flight:
+                sequence.late_fetch_tokens = num_tokens
+                return None
             self.return_to_fetching(sequence)
         del self.fetching[request_id]
+        if sequence.is_void:
+            sequence.external_tokens = 0
+            self._begin_anew(sequence)
+            return None
         num_filled = max(0, num_tokens // self.settings.block_tokens - sequence.num_registered)
         self._fresh_blocks += self._filled_by_fetch(sequence)[num_filled:]
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
@@ -195,7 +227,7 @@ class Scheduler:
 
     def arrived(self, sequence: SequenceState) -> None:
         """All of what was arriving for a sequence is in its blocks."""
-        sequence.incoming = None
+        sequence.incoming = sequence.late_fetch_tokens = None
         self._count_fetched(sequence)
 
     def computed(self, chunk: Chunk) -> None:
@@ -209,16 +241,20 @@ class Scheduler:
         return self.blocks.num_freed_by(block for answer in self._answers() for block in answer.block_ids)
 
     def finish(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
-        """Takes the sequence out; its blocks go back unless they are kept for an export (see `release_export`)."""
+        """Takes the sequence out; its blocks go back, after its last step in flight, unless they are kept for an export
+        (see `release_export`)."""
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         elif sequence.status is Status.FETCHING:
             del self.fetching[sequence.request_id]
         elif sequence.status is Status.RUNNING:
             self.running.remove(sequence)
+        self._need_not_give_way(sequence)
         sequence.status = Status.FINISHED
         if keep_blocks:
             self.exports[sequence.request_id] = sequence
+        elif sequence.num_in_flight:
+            self._ended_in_flight.add(sequence)
         else:
             self._release_blocks(sequence)
 
@@ -295,14 +331,20 @@ class Scheduler:
 
     def _make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
         """Extends the sequence's blocks to hold `num_tokens`, preempting later arrivals. False when it was itself
-        preempted."""
+        preempted, or has to wait for blocks that steps in flight write to."""
         missing = -(-num_tokens // self.settings.block_tokens) - len(sequence.block_ids)
         if missing > self.blocks.num_available:
             self._give_up_answers(missing - self.blocks.num_available)
         while missing > self.blocks.num_available:
+            if missing <= self.blocks.num_available + self._num_freed_in_flight():
+                return False  # in one of the next steps
             # Blocks that KV arrives in cannot be given away.
-            victim = max((s for s in self.running if s.incoming is None), key=lambda s: s.arrival)
-            self._preempt(victim)
+            victim = max((s for s in self.running if s.incoming is None and not s.gives_way), key=lambda s: s.arrival)
+            if victim.num_in_flight:
+                victim.gives_way = True
+                self._giving_way.append(victim)
+            else:
+                self._preempt(victim)
             if victim is sequence:
                 return False
         if missing > 0:
@@ -318,15 +360,61 @@ class Scheduler:
         self._fresh_blocks += blocks
         return blocks
 
+    def _next_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
+        """Running sequences whose last token is to be run now, and those with more to run. The first are this step's
+        share of all that decode, those first that have waited longest."""
+        ready, prefills, num_decoding = list[SequenceState](), list[SequenceState](), 0
+        for sequence in self.running:
+            num_unscheduled = sequence.num_unscheduled
+            if num_unscheduled > 1:
+                prefills.append(sequence)
+                continue
+            num_decoding += 1
+            if num_unscheduled and sequence.may_be_scheduled:
+                ready.append(sequence)
+        share = -(-num_decoding // self.max_steps_in_flight)
+        return ready if len(ready) <= share else sorted(ready, key=lambda s: s.last_step)[:share], prefills
+
+    @staticmethod
+    def _chunk(sequence: SequenceState, budget: int) -> Chunk:
+        return Chunk(sequence, min(budget, sequence.num_unscheduled), sequence.num_scheduled)
+
+    def _num_freed_in_flight(self) -> int:
+        """Blocks that can be had once the steps in flight have come back."""
+        leaving = [*self._ended_in_flight, *self._giving_way]
+        return self.blocks.num_freed_by(block for sequence in leaving for block in sequence.block_ids)
+
+    def _preempt_those_that_give_way(self) -> None:
+        for sequence in sorted(self._giving_way, key=lambda s: s.arrival, reverse=True):
+            if sequence.num_in_flight == 0:
+                self._preempt(sequence)
+
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
-        self._release_blocks(sequence)
-        sequence.status = Status.WAITING
-        sequence.num_computed = 0
-        sequence.num_registered = 0
+        self._wait_again(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+    def _begin_anew(self, sequence: SequenceState) -> None:
+        """A void sequence, which is fetching no more."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        self.blocks.forget(sequence.block_ids)
+        self._wait_again(sequence)
+        self.num_begun_anew += 1
+
+    def _wait_again(self, sequence: SequenceState) -> None:
+        self._release_blocks(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_computed = sequence.num_registered = 0
+        sequence.is_void = False
+        self._need_not_give_way(sequence)
         self.waiting.appendleft(sequence)
+
+    def _need_not_give_way(self, sequence: SequenceState) -> None:
+        if sequence.gives_way:
+            sequence.gives_way = False
+            self._giving_way.remove(sequence)
 
     def _register_full_blocks(self, sequence: SequenceState) -> None:
         full = sequence.num_computed // self.settings.block_tokens

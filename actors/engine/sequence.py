@@ -38,11 +38,22 @@ class SequenceState:
         self.output_token_ids: list[int] = list(request.output_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed = 0
+        self.num_in_flight = 0
+        """Tokens after these that run in steps which have not come back."""
+        self.last_step = 0
+        """The step it was last part of."""
+        self.gives_way = False
+        """It is to be preempted as soon as its steps in flight have come back."""
+        self.is_void = False
+        """What its blocks hold is not to be relied on: it is to begin anew."""
         self.block_ids: list[int] = []
         self.num_registered = 0
         self.external_tokens = min(request.external_tokens, len(self.tokens) - 1)
         self.incoming: LayerArrival | None = None
         """KV of tokens before `num_computed` that is still on its way: the step waits for it, layer by layer."""
+        self.late_fetch_tokens: int | None = None
+        """So many tokens' KV were there when the fetch ended, which it did while a step that uses `incoming` was in
+        flight."""
         self.num_fetched_tokens = 0
         """Tokens whose KV the last fetch brought in."""
         self.num_cached_tokens: int | None = None
@@ -77,6 +88,23 @@ class SequenceState:
     def num_uncomputed(self) -> int:
         """Tokens still to run through the model before the next one can be sampled; 1 in steady decode."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens whose KV is computed, or will be by steps in flight."""
+        return self.num_computed + self.num_in_flight
+
+    @property
+    def num_unscheduled(self) -> int:
+        """Tokens that are in no step yet; 0 while the next token is not sampled."""
+        return len(self.tokens) - self.num_computed - self.num_in_flight
+
+    @property
+    def may_be_scheduled(self) -> bool:
+        """Whether it may be in the next step. Where the KV that it is computed with is still arriving, only one step
+        at a time finds out whether it came."""
+        is_held = self.gives_way or self.is_void or (self.incoming is not None and self.num_in_flight > 0)
+        return self.status is Status.RUNNING and not is_held
 
     @property
     def reuses_prefix(self) -> bool:

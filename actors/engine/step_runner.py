@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from actors.engine.batch import build_batch
+from actors.engine.batch import PackedStep, StepBatch, build_batch, pack_step
 from actors.engine.config import EngineConfig
 from actors.engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
-from actors.engine.scheduler import StepPlan
+from actors.engine.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,33 +27,61 @@ class StepOutput:
 
 
 class StepRunner:
-    """Runs the steps of one engine. `graphs` is None where nothing is captured."""
+    """Runs the steps of one engine, or the layers of them that lie here. `graphs` is None where nothing is captured."""
 
     def __init__(self, loaded: LoadedModel, graphs: DecodeGraphs | None) -> None:
         self.graphs = graphs
+        self.block_tokens = loaded.layout.block_tokens
+        self.hidden_size = loaded.spec.hidden_size
+        self.dtype = loaded.arena.pages.dtype
         self._model = loaded.model
-        self._block_tokens = loaded.layout.block_tokens
         self._device = loaded.arena.pages.device
 
     def run(self, plan: StepPlan) -> StepOutput:
-        """Writes the K and V of the plan's tokens to their pages and returns their hidden states. Before each layer it
-        waits for the K and V that are still on their way there."""
-        incoming = [chunk.sequence.incoming for chunk in plan.chunks if chunk.sequence.incoming is not None]
-
-        def wait(layer: int) -> None:
-            for arrival in incoming:
-                arrival.wait(layer + 1)
-
-        may_replay = self.graphs is not None and not plan.prefills and not incoming
+        """Writes the K and V of the plan's tokens to their pages and returns their hidden states. All layers lie here.
+        Before each layer it waits for the K and V that are still on their way there."""
+        may_replay = self.graphs is not None and not plan.prefills and not _incoming(plan)
         replayed = self.graphs.run(plan.decodes) if self.graphs is not None and may_replay else None
         if replayed is not None:
-            hidden, sampled_rows = replayed
-        else:
-            batch = build_batch(plan.decodes, plan.prefills, self._block_tokens, self._device)
-            hidden, sampled_rows = self._model.forward(batch, wait if incoming else None), batch.sampled_rows
+            return self.output(*replayed)
+        batch = build_batch(plan.decodes, plan.prefills, self.block_tokens, self._device)
+        return self.output(self._model.forward(batch, self._waiting(plan)), batch.sampled_rows)
+
+    def lay_out(self, plan: StepPlan) -> tuple[PackedStep, StepBatch]:
+        """The step's tensors, on the host and on the device."""
+        pin_memory = self._device.type == "cuda"
+        packed = pack_step(plan.decodes, plan.prefills, self.block_tokens, pin_memory=pin_memory)
+        return packed, packed.batch(self.to_device(packed.packed), self.block_tokens)
+
+    def embed(self, batch: StepBatch) -> torch.Tensor:
+        """Hidden states [T, hidden] before the first layer."""
+        return self._model.embed(batch)
+
+    def run_layers(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range) -> torch.Tensor:
+        """`run` for some layers that lie here, over hidden states [T, hidden]."""
+        return self._model.run_layers(hidden, layers, batch, self._waiting(plan))
+
+    def wait_for(self, plan: StepPlan, layer: int) -> None:
+        """Returns when all K and V that are still on their way are there up to `layer`, or have failed."""
+        for arrival in _incoming(plan):
+            arrival.wait(layer + 1)
+
+    def output(self, hidden: torch.Tensor, sampled_rows: torch.Tensor) -> StepOutput:
+        """The step's output from the last layer's hidden states [T, hidden]."""
         # In a step of decodes alone every row is sampled from; rows rise, so as many as there are means all of them.
         all_sampled = sampled_rows.shape[0] == hidden.shape[0]
         return StepOutput(hidden, hidden if all_sampled else hidden.index_select(0, sampled_rows))
+
+    def to_device(self, values: torch.Tensor) -> torch.Tensor:
+        """A host tensor on the engine's device; on a CPU the same one."""
+        return values.to(self._device, non_blocking=True)
+
+    def _waiting(self, plan: StepPlan) -> Callable[[int], None] | None:
+        return functools.partial(self.wait_for, plan) if _incoming(plan) else None
+
+
+def _incoming(plan: StepPlan) -> list[LayerArrival]:
+    return [chunk.sequence.incoming for chunk in plan.chunks if chunk.sequence.incoming is not None]
 
 
 def make_step_runner(loaded: LoadedModel, config: EngineConfig, capture: Capture | None = None) -> StepRunner:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from actors.engine.config import EngineConfig
 from actors.engine.engine import Engine, StepResult
 from actors.engine.loading import load_model
 from actors.engine.request import FINISH_ERROR, FINISH_LENGTH, EngineRequest, TokenEvent
+from actors.engine.steps_in_flight import StageFailure
 from actors.engine_thread import EngineStoppedError, EngineThread
+from migrate.placement import Placement
+from tests.engine.stage_hosts import Host, Threaded, put_elsewhere
 from tests.engine_driver import greedy, make_prompt, run_prompts
 from tests.reference import FAMILIES, make_model
 
@@ -119,3 +123,123 @@ def test_a_turn_that_hangs_is_seen_and_an_idle_thread_is_not_taken_for_one(run: 
     run.thread.call(lambda engine: engine.num_live_requests).result(LIMIT_S)
     run.thread.stop()
     assert run.thread.stalled_s() == 0.0
+
+
+HOME = Placement.at_home("home", 3, 2)
+
+
+class RunApart(Run):
+    """A run whose last two layers another worker has."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.host = Host(load_model(folder, self.engine.config))
+        self.remote = Threaded({"x": self.host})
+        self.most_in_flight = 0
+        self.failures: list[StageFailure] = []
+        self.lost = threading.Event()
+        placement = HOME.with_layers_moved(1, 2, "x")
+        self.thread.call(lambda engine: put_elsewhere(engine, placement, self.remote)).result(LIMIT_S)
+
+    def _on_turn(self, engine: Engine, result: StepResult) -> None:
+        super()._on_turn(engine, result)
+        self.most_in_flight = max(self.most_in_flight, engine.num_in_flight)
+        if result.failure is not None:
+            self.failures.append(result.failure)
+            self.lost.set()
+
+    def tokens(self, name: str) -> list[int | None]:
+        return [event.token_id for event in self.events if event.request_id == name]
+
+    def wait_for(self, names: Sequence[str]) -> None:
+        """Until all of them have ended."""
+        while True:
+            ended = {event.request_id for event in self.events if event.finish_reason}
+            if ended.issuperset(names):
+                return
+            assert self.ended.wait(LIMIT_S)
+            self.ended.clear()
+
+    def stop(self) -> None:
+        self.thread.stop()
+        self.remote.close()
+        assert self.thread.failure is None
+        assert self.thread.defect is None
+
+
+@pytest.fixture
+def apart(folder: Path) -> Iterator[RunApart]:
+    run = RunApart(folder)
+    yield run
+    run.stop()
+
+
+def requests(count: int) -> list[EngineRequest]:
+    return [EngineRequest(f"r{index}", make_prompt(30 + index, index), greedy(12)) for index in range(count)]
+
+
+def alone(folder: Path, asked: Sequence[EngineRequest]) -> dict[str, list[int]]:
+    config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=64)
+    engine = Engine(load_model(folder, config), config)
+    return dict(
+        zip(
+            [request.request_id for request in asked],
+            run_prompts(engine, [request.prompt_token_ids for request in asked], greedy(12)),
+            strict=True,
+        )
+    )
+
+
+def test_steps_begin_while_another_worker_runs_earlier_ones(apart: RunApart, folder: Path) -> None:
+    asked = requests(4)
+    for request in asked:
+        apart.thread.call(lambda engine, request=request: engine.add(request))  # type: ignore[misc]
+    apart.wait_for([request.request_id for request in asked])
+    assert {request.request_id: apart.tokens(request.request_id) for request in asked} == alone(folder, asked)
+    assert apart.most_in_flight == 2
+
+
+def test_a_drained_call_finds_no_step_in_flight_and_may_move_layers(apart: RunApart, folder: Path) -> None:
+    asked = requests(3)
+    for request in asked:
+        apart.thread.call(lambda engine, request=request: engine.add(request))  # type: ignore[misc]
+
+    def come_home(engine: Engine) -> int:
+        for layer in (1, 2):  # both arenas are dealt alike
+            engine.loaded.model.layers[layer] = apart.host.loaded.model.layers[layer]
+            pages = engine.loaded.lanes.pages(layer).flatten()
+            engine.loaded.arena.pages[pages] = apart.host.loaded.arena.pages[pages]
+        engine.use_placement(Placement("home", HOME.layer_workers, HOME.lane_workers, 2))
+        return engine.num_in_flight
+
+    assert apart.thread.call_drained(come_home).result(LIMIT_S) == 0
+    apart.wait_for([request.request_id for request in asked])
+    assert {request.request_id: apart.tokens(request.request_id) for request in asked} == alone(folder, asked)
+
+
+def test_a_worker_that_dies_ends_no_request(apart: RunApart, folder: Path) -> None:
+    """Who repairs the placement, here the test, has all requests computed anew."""
+    apart.remote.dead.add("x")
+    asked = requests(3)
+    for request in asked:
+        apart.thread.call(lambda engine, request=request: engine.add(request))  # type: ignore[misc]
+    assert apart.lost.wait(LIMIT_S)
+    assert (apart.failures[0].worker, apart.failures[0].reason) == ("x", "the worker died")
+    assert apart.events == []
+
+    def repair(engine: Engine) -> None:
+        assert engine.failure is not None
+        for layer in (1, 2):
+            engine.loaded.model.layers[layer] = apart.host.loaded.model.layers[layer]
+        engine.use_placement(Placement("home", HOME.layer_workers, HOME.lane_workers, 2))
+        engine.recompute_lost(all_content=True)
+
+    apart.thread.call_drained(repair).result(LIMIT_S)
+    apart.wait_for([request.request_id for request in asked])
+    assert {request.request_id: apart.tokens(request.request_id) for request in asked} == alone(folder, asked)
+
+
+def test_calls_that_wait_for_steps_end_with_the_thread(run: Run) -> None:
+    run.thread.stop()
+    with pytest.raises(EngineStoppedError):
+        run.thread.call_drained(lambda engine: engine.num_live_requests).result(LIMIT_S)

@@ -15,8 +15,8 @@ import torch
 from actors.engine.attention.interface import LayerKv
 from actors.engine.batch import StepBatch, build_batch
 from actors.engine.request import EngineRequest, SamplingParams
-from actors.engine.scheduler import Chunk
 from actors.engine.sequence import SequenceState
+from actors.engine.step_plan import Chunk
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def make_case(shape: Shape, pieces: Sequence[Piece], seed: int, dtype: torch.dty
         queries.append(q)
         keys.append(kv[0, :, piece.context :].transpose(0, 1))
         values.append(kv[1, :, piece.context :].transpose(0, 1))
-        chunks.append(Chunk(_sequence(total, piece.context, own), piece.new))
+        chunks.append(Chunk(_sequence(total, piece.context, own), piece.new, piece.context))
     split = sum(piece.decodes for piece in pieces)
     return PagedCase(
         build_batch(chunks[:split], chunks[split:], bt, torch.device("cpu")),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from actors.engine.batch import StepBatch, build_batch, pack_step
 from actors.engine.request import EngineRequest, SamplingParams
-from actors.engine.scheduler import Chunk
 from actors.engine.sequence import SequenceState
+from actors.engine.step_plan import Chunk
 
 BLOCK = 4
 
@@ -25,7 +25,7 @@ def make_chunk(number: int, computed: int, new: int, left: int) -> Chunk:
     sequence = SequenceState(request, 0, lambda keys, tokens: [])
     sequence.num_computed = computed
     sequence.block_ids = list(range(100 * number, 100 * number + -(-total // BLOCK)))
-    return Chunk(sequence, new)
+    return Chunk(sequence, new, computed)
 
 
 def check_rows(batch: StepBatch, chunks: list[Chunk]) -> None:

@@ -17,8 +17,8 @@ from actors.engine.batch import StepBatch, build_batch
 from actors.engine.cuda_graphs import DecodeGraphs, batch_sizes
 from actors.engine.engine import Engine
 from actors.engine.request import EngineRequest
-from actors.engine.scheduler import Chunk
 from actors.engine.sequence import SequenceState
+from actors.engine.step_plan import Chunk
 from load_tests.recorded_ops import RecordedCall, RecordedOps
 from tests.engine.conftest import MakeEngine
 from tests.engine_driver import greedy, make_prompt, run_prompts, run_requests
@@ -94,7 +94,9 @@ def test_every_batch_size_equals_the_plain_path(
         for num_rows in (1, 2, 3, 4, 5, 6, 3, 1):
             contexts = [(7 * row + 11 * num_rows) % 90 for row in range(num_rows)]
             sequences = sequences_in_blocks(engine, contexts, torch.randperm(256, generator=order).tolist())
-            assert_equals_plain(engine, graphs, [Chunk(sequence, 1) for sequence in sequences], forward)
+            assert_equals_plain(
+                engine, graphs, [Chunk(sequence, 1, sequence.num_computed) for sequence in sequences], forward
+            )
     assert graphs.num_captures == len(batch_sizes(6)) == 4
     assert graphs.num_replays == 8
 
@@ -105,7 +107,9 @@ def test_context_grows_over_the_widths_of_the_tables(llama_folder: Path, make_en
     with torch.inference_mode():
         for context in (14, 15, 16, 254, 255, 256, 257, 300, 511 - 1, 40):
             sequences = sequences_in_blocks(engine, [context, context // 2, 0], list(range(255, -1, -1)))
-            assert_equals_plain(engine, graphs, [Chunk(sequence, 1) for sequence in sequences], forward)
+            assert_equals_plain(
+                engine, graphs, [Chunk(sequence, 1, sequence.num_computed) for sequence in sequences], forward
+            )
     # Tables of 16 blocks and of 32 blocks; the 256th token still fits the first.
     assert graphs.num_captures == 2
 
@@ -156,7 +160,9 @@ def test_lanes_that_change_void_what_was_captured(leaving: int, llama_folder: Pa
 
     def check(blocks: list[int]) -> None:
         sequences = sequences_in_blocks(engine, [20, 5, 33], blocks)
-        assert_equals_plain(engine, graphs, [Chunk(sequence, 1) for sequence in sequences], forward)
+        assert_equals_plain(
+            engine, graphs, [Chunk(sequence, 1, sequence.num_computed) for sequence in sequences], forward
+        )
 
     graphs = make_graphs(engine, forward)
     with torch.inference_mode():
@@ -176,7 +182,9 @@ def test_number_of_graphs_is_limited_and_the_oldest_goes(llama_folder: Path, mak
     def run(num_rows: int) -> int:
         before = graphs.num_captures
         sequences = sequences_in_blocks(engine, [9] * num_rows, list(range(20)))
-        assert_equals_plain(engine, graphs, [Chunk(sequence, 1) for sequence in sequences], forward)
+        assert_equals_plain(
+            engine, graphs, [Chunk(sequence, 1, sequence.num_computed) for sequence in sequences], forward
+        )
         assert graphs.num_graphs <= 2
         return graphs.num_captures - before
 
@@ -229,7 +237,7 @@ def test_decode_row_that_is_not_sampled(llama_folder: Path, make_engine: MakeEng
         sequences = sequences_in_blocks(engine, [2, 30, 9], list(range(20)))
         sequences[1].tokens += [5, 6]
         sequences[2].tokens += [7]
-        replayed = graphs.run([Chunk(sequence, 1) for sequence in sequences])
+        replayed = graphs.run([Chunk(sequence, 1, sequence.num_computed) for sequence in sequences])
         assert replayed is not None
         assert replayed[1].tolist() == [0]
         assert replayed[0].shape[0] == 3
@@ -245,7 +253,10 @@ def test_more_rows_than_the_largest_size_are_left_to_the_plain_path(
     engine = make_engine(llama_folder)
     sequences = sequences_in_blocks(engine, [3] * 5, list(range(9)))
     with torch.inference_mode():
-        assert make_graphs(engine, max_rows=4).run([Chunk(sequence, 1) for sequence in sequences]) is None
+        assert (
+            make_graphs(engine, max_rows=4).run([Chunk(sequence, 1, sequence.num_computed) for sequence in sequences])
+            is None
+        )
         assert make_graphs(engine, max_rows=4).run([]) is None
 
 

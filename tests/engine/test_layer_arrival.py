@@ -12,7 +12,7 @@ from actors.engine.engine import Engine
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.page_io import read_pages, write_pages
 from actors.engine.request import EngineRequest, TokenEvent
-from actors.engine.scheduler import Fetch
+from actors.engine.step_plan import Fetch
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
 from tests.engine.conftest import MakeEngine

@@ -33,7 +33,7 @@ def add(scheduler: Scheduler, name: str, prompt: int, seed: int | None = None, *
 def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
     """One step in which every sampled token is its sequence's length."""
     plan = scheduler.schedule()
-    for chunk in plan.chunks:
+    for chunk in scheduler.returned(plan):
         samples = chunk.samples
         scheduler.computed(chunk)
         if samples:
