@@ -29,12 +29,23 @@ class StepRunner:
     def __init__(self, loaded: LoadedModel, graphs: DecodeGraphs | None) -> None:
         self.graphs = graphs
         self._model = loaded.model
+        self._copies = loaded.copies
         self._block_tokens = loaded.layout.block_tokens
         self._device = loaded.arena.pages.device
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Writes the K and V of the plan's tokens to their pages and returns their hidden states. Before each layer it
-        waits for the K and V that are still on their way there."""
+        waits for the K and V that are still on their way there. Afterwards, failed or not, the sequences' marks stand
+        behind what the device was given."""
+        try:
+            return self._run(plan)
+        finally:
+            mark = self._copies.computed()
+            if mark is not None:
+                for chunk in plan.chunks:
+                    chunk.sequence.mark = mark
+
+    def _run(self, plan: StepPlan) -> StepOutput:
         incoming = [chunk.sequence.incoming for chunk in plan.chunks if chunk.sequence.incoming is not None]
 
         def wait(layer: int) -> None:
