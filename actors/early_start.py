@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from actors.engine.device_event import DeviceEvent
 from actors.engine.layer_arrival import LayerArrival
 from kv.fetch_choice import may_compute_meanwhile
 
@@ -27,10 +28,10 @@ class EarlyStart:
         self._incoming = LayerArrival(timeout_s)
         self._is_decided = False
 
-    def arrived(self, num_layers: int, elapsed_s: float, num_tokens: int) -> None:
+    def arrived(self, num_layers: int, elapsed_s: float, num_tokens: int, copied: DeviceEvent | None = None) -> None:
         """The first `num_layers` layers of the first `num_tokens` tokens are in their pages, `elapsed_s` after the
-        fetch began."""
-        self._incoming.advance(num_layers)
+        fetch began; or they will be when the device comes to `copied`."""
+        self._incoming.advance(num_layers, copied)
         if self._is_decided or not 0 < num_layers < self._num_layers:
             return
         if may_compute_meanwhile(elapsed_s, num_layers, self._num_layers, self._compute_s):

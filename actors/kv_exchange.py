@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 
 from actors.addresses import StoreAddress
 from actors.early_start import EarlyStart
+from actors.engine.device_event import DeviceEvent
+from actors.engine.exports import Export
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
-from actors.engine.page_io import read_pages, write_pages
+from actors.engine.page_io import read_pages
 from actors.engine.request import EngineRequest
 from actors.fetch_rates import FetchRates
 from actors.found_prefix import FoundPrefix, tail_of, without_leading
 from actors.messages import HandOver
+from actors.page_writer import PageWriter
 from kv.directory_client import DirectoryClient
 from kv.extents import Lookup, PullReceipt, TailReceipt
 from kv.fetch import fetch_parts, fetch_tail
@@ -164,7 +167,12 @@ class KvExchange:
         return lookup
 
     async def fetch(
-        self, found: FoundPrefix, block_ids: Sequence[int], first_token: int, early: EarlyStart | None = None
+        self,
+        found: FoundPrefix,
+        block_ids: Sequence[int],
+        first_token: int,
+        early: EarlyStart | None = None,
+        after: DeviceEvent | None = None,
     ) -> int:
         """Brings the KV of a request's tokens into its blocks, from `first_token` on, and ends the lease.
 
@@ -172,6 +180,7 @@ class KvExchange:
             block_ids: all the request's blocks; nobody else touches their pages until this returns.
             first_token: a multiple of the block size. The KV of the tokens before it is in the blocks already.
             early: told of what arrives and what does not, where the request may be computed meanwhile.
+            after: how far the device must have come before the blocks may be written.
 
         Where computing is faster than fetching, from some place on, the rest is left to be computed.
 
@@ -190,6 +199,7 @@ class KvExchange:
             runs = runs[: len(lookup.slices)]
         end_block, tail_tokens = lookup.num_blocks, 0
         tail, lease_id = found.tail, found.lookup.lease_id
+        writer = PageWriter(self._loaded, after)
         failures: list[str] = []
 
         def lose(label: str, num_blocks: int) -> None:
@@ -203,7 +213,7 @@ class KvExchange:
             if store is None:
                 return first_token
             if tail is not None and lookup.num_blocks == layout.full_blocks(found.num_tokens):
-                tail_tokens = await self._fetch_tail(store, tail, found.num_tokens, block_ids)
+                tail_tokens = await self._fetch_tail(store, tail, found.num_tokens, block_ids, writer)
             parts = fetch_parts(
                 store.directory, store.stores, lookup, found.keys, layout, fingerprint,
                 timeout_s=self._fetch_timeout_s, on_miss=lose,
@@ -216,10 +226,12 @@ class KvExchange:
                     wanted = replace(got.part.header.range, num_blocks=got.num_blocks - skipped)
                     payload = got.part.payload[got.first + skipped : got.first + got.num_blocks]
                     stop = got.first_block + got.num_blocks
-                    await self._write(wanted, block_ids[got.first_block + skipped : stop], payload)
+                    copied = await writer.write(wanted, block_ids[got.first_block + skipped : stop], payload)
                     if early is not None:
                         elapsed_s = asyncio.get_running_loop().time() - started_s
-                        early.arrived(got.num_layers, elapsed_s, self.tokens_in(lookup.num_blocks) + tail_tokens)
+                        num_tokens = self.tokens_in(lookup.num_blocks) + tail_tokens
+                        early.arrived(got.num_layers, elapsed_s, num_tokens, copied)
+            await writer.finish()
             if set(failures) <= {_TIMEOUT}:  # whatever else goes wrong says nothing of how fast a tier is
                 self.rates.fetched(runs, asyncio.get_running_loop().time() - started_s)
             is_whole = end_block == lookup.num_blocks
@@ -236,6 +248,7 @@ class KvExchange:
             if lease_id is not None and store is not None:
                 store.directory.release(lease_id)
             self.discard_tail(tail)
+            await writer.finish()
 
     def early_start(self, num_to_compute: int, begin: Callable[[int, LayerArrival], None]) -> EarlyStart:
         """For a fetch whose request may be computed meanwhile; `num_to_compute` tokens are to be computed after it."""
@@ -284,17 +297,15 @@ class KvExchange:
         self.misses.update(receipt.refusals)
         return receipt
 
-    def export(
-        self, ranges: Sequence[PartRange], block_ids: Sequence[int], keys: Sequence[bytes], num_tokens: int
-    ) -> list[NDArray[np.uint8]]:
-        """The encoded parts of a request's KV, one for each range; blocks until they are copied."""
+    def export(self, ranges: Sequence[PartRange], held: Export) -> list[NDArray[np.uint8]]:
+        """The encoded parts of what an export holds, one for each range; blocks until they are copied."""
         layout, parts = self._loaded.layout, []
         for part in ranges:
             stop = part.first_block + part.num_blocks
-            last = min(num_tokens - (stop - 1) * layout.block_tokens, layout.block_tokens)
-            header = PartHeader(layout, self._loaded.fingerprint, part, tuple(keys[part.first_block : stop]), last)
+            last = min(held.num_tokens - (stop - 1) * layout.block_tokens, layout.block_tokens)
+            header = PartHeader(layout, self._loaded.fingerprint, part, held.keys[part.first_block : stop], last)
             draft = draft_part(header)
-            read_pages(self._loaded, part, block_ids, draft.payload)
+            read_pages(self._loaded, part, held.block_ids, draft.payload, held.mark)
             parts.append(draft.seal())
         return parts
 
@@ -315,7 +326,9 @@ class KvExchange:
             num_blocks=lookup.num_blocks - num_declined // self._loaded.layout.block_tokens,
         )
 
-    async def _fetch_tail(self, store: _StoreLink, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int]) -> int:
+    async def _fetch_tail(
+        self, store: _StoreLink, tail: TailReceipt, num_tokens: int, block_ids: Sequence[int], writer: PageWriter
+    ) -> int:
         """How many tokens of the last block it brought in."""
         layout = self._loaded.layout
         parts = await fetch_tail(
@@ -326,21 +339,8 @@ class KvExchange:
             return 0
         block = layout.full_blocks(num_tokens)
         for part in parts:
-            await self._write(part.header.range, block_ids[block : block + 1], part.payload)
+            await writer.write(part.header.range, block_ids[block : block + 1], part.payload)
         return tail.num_tokens
-
-    async def _write(self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any]) -> None:
-        """A copy that was begun is waited for however often the caller is cancelled: the pages are not free before."""
-        copy = asyncio.ensure_future(asyncio.to_thread(write_pages, self._loaded, part, block_ids, payload))
-        is_cancelled = False
-        while not copy.done():
-            try:
-                await asyncio.wait({copy})
-            except asyncio.CancelledError:
-                is_cancelled = True
-        copy.result()
-        if is_cancelled:
-            raise asyncio.CancelledError
 
     def _miss(self, label: str) -> None:
         self.misses[label] += 1

@@ -229,7 +229,8 @@ class RequestTracker:
             self._thread.call(lambda engine: engine.arriving(request_id, num_tokens, incoming))
 
         early = self._exchange.early_start(fetch.sequence.num_tokens - fetch.last_token, begin)
-        work = self._exchange.fetch(found, fetch.sequence.block_ids, fetch.first_token, early)
+        sequence = fetch.sequence
+        work = self._exchange.fetch(found, sequence.block_ids, fetch.first_token, early, sequence.mark)
         self._begin(tracked, _Stage.FETCHING, work, functools.partial(self._after_fetch, fetch, found, tracked))
 
     def _after_fetch(self, fetch: Fetch, found: FoundPrefix, tracked: _Tracked, task: asyncio.Task[int]) -> None:

@@ -127,7 +127,7 @@ class Worker:
         Raises LookupError when its blocks were given back before they were read: they may be another request's."""
         try:
             held = self._engine.export_content(export_id)
-            return await asyncio.to_thread(self._exchange.export, ranges, held.block_ids, held.keys, held.num_tokens)
+            return await asyncio.to_thread(self._exchange.export, ranges, held)
         finally:
             if not self._engine.holds_export(export_id):
                 raise LookupError(f"the KV of request {export_id!r} is not held any more")

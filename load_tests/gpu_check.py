@@ -1,11 +1,12 @@
 """Checks the engine on a GPU against transformers, and measures it.
 
-    python -m load_tests.gpu_check [--model FOLDER | random/FAMILY-LAYERSxHEADS] [--quick] [--json]
+    python -m load_tests.gpu_check [--model FOLDER | random/FAMILY-LAYERSxHEADS] [--quick] [--json] [--transfer]
 
 For every attention backend that runs here (flash-attn where it is installed, torch's own kernels): greedy equality at
 block borders, with prefix hits, in a batch, in chunks, under preemption, and decode steps replayed from CUDA graphs.
-Then prefill and decode speed beside transformers' `generate` and beside the speed of the device's memory. The last line
-of standard output is one JSON object. Exit code: 0, or 1 when a check failed. Without a GPU it says so and exits 0.
+Then prefill and decode speed beside transformers' `generate` and beside the speed of the device's memory. With
+`--transfer` instead: copies of pages beside computing, and their speed. The last line of standard output is one JSON
+object. Exit code: 0, or 1 when a check failed. Without a GPU it says so and exits 0.
 
 Needs torch, transformers and the small package xxhash; no Ray.
 """
@@ -38,6 +39,8 @@ from load_tests.device_rates import ModelCosts, measure_rates
 from load_tests.gpu_answers import GreedyJudge, HalfPrecisionJudge
 from load_tests.gpu_correctness import Check, Subject, check_engine
 from load_tests.gpu_throughput import Contender, EngineContender, TransformersContender, Workload, measure_throughput
+from load_tests.gpu_transfer import Rig, check_transfers, make_rig
+from load_tests.gpu_transfer_speed import measure_overlap, measure_transfer_rates
 from load_tests.recorded_ops import RecordedOps
 
 RANDOM_1B = "random/llama-1b"
@@ -75,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         report["model"] = name if folder.is_relative_to(scratch) else folder.resolve().name
         say(f"{report['device']['name']}, torch {torch.__version__}, model {report['model']}")
         checks = []
-        for check in run_checks(folder, device, new_tokens=8 if options.quick else 32, say=say):
+        new_tokens = 8 if options.quick else 32
+        rig = make_rig(folder, device, options.dtype) if options.transfer else None
+        running = run_checks(folder, device, new_tokens, say) if rig is None else check_transfers(rig, new_tokens)
+        for check in running:
             say(f"{'ok  ' if check.passed else 'FAIL'} {check.backend} {check.dtype}, {check.name}: {check.detail}")
             checks.append(check)
         report["checks"] = [dataclasses.asdict(check) for check in checks]
@@ -83,10 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if device.type == "cuda" and not options.quick:
             workload = Workload(decode_batches=tuple(options.batches), repeats=options.repeats)
             try:
-                report["throughput"] = run_throughput(folder, device, options.dtype, workload, say)
+                if rig is None:
+                    report["throughput"] = run_throughput(folder, device, options.dtype, workload, say)
+                else:
+                    report["transfer"] = run_transfers(rig, options.repeats, say)
             except (RuntimeError, ValueError, MemoryError) as error:
-                report |= {"passed": False, "throughput_error": f"{type(error).__name__}: {error}"}
-                say(f"FAIL the measurements ended: {report['throughput_error']}")
+                report |= {"passed": False, "measurement_error": f"{type(error).__name__}: {error}"}
+                say(f"FAIL the measurements ended: {report['measurement_error']}")
     say("all checks passed" if report["passed"] else "SOME CHECKS FAILED")
     print(json.dumps(report))
     return 0 if report["passed"] else 1
@@ -106,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", choices=["cuda", "cpu"], default="cuda", help="cpu: the checks alone, to try them; default: cuda"
     )
+    parser.add_argument("--transfer", action="store_true", help="copies of pages beside computing, instead of the rest")
     parser.add_argument("--quick", action="store_true", help="fewer tokens, and no measurements")
     parser.add_argument("--json", action="store_true", help="nothing but the JSON object on standard output")
     parser.add_argument(
@@ -145,7 +155,7 @@ def _write_random_1b(out: Path) -> None:
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(out)
 
 
-def run_checks(folder: Path, device: torch.device, *, new_tokens: int, say: Say) -> Iterator[Check]:
+def run_checks(folder: Path, device: torch.device, new_tokens: int, say: Say) -> Iterator[Check]:
     """Every backend that runs here, torch's in float32 first: there the tokens themselves must be the reference's."""
     spec = read_model_spec(folder)
     capture = None if device.type == "cuda" else RecordedOps()
@@ -211,6 +221,22 @@ def run_throughput(
         "costs": dataclasses.asdict(costs),
         "workload": dataclasses.asdict(workload),
         "results": [dataclasses.asdict(result) | {"share": result.share} for result in results],
+    }
+
+
+def run_transfers(rig: Rig, repeats: int, say: Say, *, num_parts: int = 8, prompt_tokens: int = 2048) -> dict[str, Any]:
+    """Measures copies beside plain ones, and beside computing; a plain object for the report."""
+    rates = measure_transfer_rates(rig, num_parts)
+    for name, rate, plain in (("out of", rates.read, rates.plain_read), ("into", rates.write, rates.plain_write)):
+        say(f"{name} pages at {rate / 1e9:,.1f} GB/s, {rate / plain:.0%} of a plain copy with pinned memory")
+    overlap = measure_overlap(rig, num_parts, prompt_tokens, repeats)
+    say(
+        f"prefill {overlap.compute_s * 1e3:,.1f} ms, copies {overlap.transfer_s * 1e3:,.1f} ms, both at once "
+        f"{overlap.together_s * 1e3:,.1f} ms: {overlap.hidden_share:.0%} of the shorter is hidden"
+    )
+    return {
+        "rates": dataclasses.asdict(rates),
+        "overlap": dataclasses.asdict(overlap) | {"hidden_share": overlap.hidden_share},
     }
 
 

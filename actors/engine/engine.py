@@ -5,7 +5,8 @@ both. Where a placement puts layers elsewhere, other workers run them meanwhile,
 are under way at a time; they end in the order in which they began.
 
 What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
-are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes).
+are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes). Where a
+device does its work later than it is given it, the sequence's and the export's `mark` says when that holds for it too.
 """
 
 from __future__ import annotations
@@ -222,6 +223,8 @@ class Engine:
         plan = self.scheduler.schedule()
         # Kept until a step has ended well or not: their sequences wait for them.
         self._fetches += plan.fetches
+        for fetch in plan.fetches:  # their blocks were others' up to now, at the latest in the step before this one
+            fetch.sequence.mark = self.loaded.copies.mark
         # flash-attn reads no masked places
         if plan.fresh_blocks and self.loaded.backend_name == "torch" and self.loaded.lanes.lanes:
             clear_pages(self.loaded, plan.fresh_blocks)

@@ -6,9 +6,10 @@ chunk runs; at its end only those of the last chunk are left to be handed over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.engine.block_manager import BlockManager
+from actors.engine.device_event import DeviceEvent
 from actors.engine.sequence import SequenceState
 
 
@@ -22,6 +23,8 @@ class Export:
     """Of the full blocks."""
     num_tokens: int
     """Tokens whose KV is in the blocks, counted from the request's first."""
+    mark: DeviceEvent | None = field(default=None, compare=False)
+    """Their KV is there when the device comes to this: it is behind the step that computed the last of them."""
 
 
 class EarlyExports:
@@ -54,7 +57,7 @@ class EarlyExports:
         blocks = tuple(sequence.block_ids[:full])
         keys = tuple(sequence.keys(self._block_tokens)[:full])
         # No request has such an id: an ingress gives hexadecimal digits and a number.
-        export = Export(f"{sequence.request_id}@{full}", blocks, keys, full * self._block_tokens)
+        export = Export(f"{sequence.request_id}@{full}", blocks, keys, full * self._block_tokens, sequence.mark)
         self._blocks.share(blocks)
         self._held[export.export_id] = (sequence, export)
         sequence.is_exporting, sequence.num_exported_blocks = True, full
@@ -78,4 +81,4 @@ def content_of(sequence: SequenceState, block_tokens: int) -> Export:
     """What an ended request left, its partly filled last block included."""
     full = sequence.num_computed // block_tokens
     keys = tuple(sequence.keys(block_tokens)[:full])
-    return Export(sequence.request_id, tuple(sequence.block_ids), keys, sequence.num_computed)
+    return Export(sequence.request_id, tuple(sequence.block_ids), keys, sequence.num_computed, sequence.mark)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 import torch
 
 from actors.engine.arena import Arena, ArenaFullError
+from actors.engine.transfer import to_device
 
 Lane = tuple[int, int]
 """(layer, KV head)"""
@@ -27,6 +28,7 @@ class LaneTable:
         self._max_slabs = None if max_blocks is None else -(-max_blocks // arena.slab_pages)
         self._max_blocks = max_blocks
         self._pages: dict[int, torch.Tensor] = {}
+        self._host_pages: dict[int, torch.Tensor] = {}
         self.version = 0
         """Goes up whenever the tables of `pages` change: whatever was captured over the old ones is void."""
         self.deal()
@@ -54,11 +56,17 @@ class LaneTable:
     def pages(self, layer: int) -> torch.Tensor:
         """Page ids of `layer`'s lanes, int64 [heads held here, capacity in blocks], rows in the order of `heads`."""
         if layer not in self._pages:
-            rows = [self._slabs[layer, head] for head in self.heads(layer)]
-            slabs = torch.tensor(rows, dtype=torch.int64, device=self._arena.pages.device)
-            offsets = torch.arange(self._arena.slab_pages, dtype=torch.int64, device=self._arena.pages.device)
-            self._pages[layer] = (slabs[:, :, None] * self._arena.slab_pages + offsets).flatten(1)
+            self._pages[layer] = to_device(self.host_pages(layer), self._arena.pages.device)
         return self._pages[layer]
+
+    def host_pages(self, layer: int) -> torch.Tensor:
+        """The same in host memory, for other threads than the engine's: asking the device would wait for it."""
+        if layer not in self._host_pages:
+            rows = [self._slabs[layer, head] for head in self.heads(layer)]
+            slabs = torch.tensor(rows, dtype=torch.int64)
+            offsets = torch.arange(self._arena.slab_pages, dtype=torch.int64)
+            self._host_pages[layer] = (slabs[:, :, None] * self._arena.slab_pages + offsets).flatten(1)
+        return self._host_pages[layer]
 
     def deal(self) -> int:
         """Deals the arena's free slabs evenly to the lanes; returns by how many blocks the capacity grew."""
@@ -86,4 +94,5 @@ class LaneTable:
 
     def _forget_pages(self) -> None:
         self._pages.clear()
+        self._host_pages.clear()
         self.version += 1

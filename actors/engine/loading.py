@@ -15,12 +15,13 @@ from actors.engine.config import ConfigError, EngineConfig
 from actors.engine.lane_table import LaneTable
 from actors.engine.model import CausalModel
 from actors.engine.model_spec import ModelSpec, read_model_spec
+from actors.engine.page_copies import PageCopies, make_page_copies
 from actors.engine.weight_names import read_layer, read_outer
 from actors.engine.weights import Checkpoint, LayerWeights, pack, packed_bytes
 from kv.layout import KvLayout
 
 _DEFAULT_CPU_KV_BYTES = 1 << 30
-# Room for activations, logits and the kernels' workspaces beside weights and KV on a GPU.
+# Room for activations, logits, the kernels' workspaces and staging buffers beside weights and KV on a GPU.
 _GPU_WORKSPACE_BYTES = 2 << 30
 
 logger = logging.getLogger("equipoise.engine")
@@ -40,6 +41,8 @@ class LoadedModel:
     fingerprint: bytes
     """16 bytes over weights, dtype and layout: KV blocks are exchanged only between equal ones."""
     backend_name: str
+    copies: PageCopies
+    """Between the arena's pages and host memory."""
 
 
 def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
@@ -80,7 +83,8 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     )  # fmt: skip
     model = CausalModel(spec, outer, layers, arena.pages, lanes, backend)
     fingerprint = _fingerprint(checkpoint, spec, layout)
-    return LoadedModel(model, spec, layout, arena, lanes, weight_slabs, fingerprint, backend.name)
+    copies = make_page_copies(arena.pages)
+    return LoadedModel(model, spec, layout, arena, lanes, weight_slabs, fingerprint, backend.name, copies)
 
 
 def choose_device(name: str) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 
+from actors.engine.device_event import DeviceEvent
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest, TokenLogprobs
 
@@ -54,6 +55,9 @@ class SequenceState:
         self.late_fetch_tokens: int | None = None
         """So many tokens' KV were there when the fetch ended, which it did while a step that uses `incoming` was in
         flight."""
+        self.mark: DeviceEvent | None = None
+        """When the device comes to this, it has done all that it was given for this sequence's blocks, and for whoever
+        had them before. None: it has done so."""
         self.num_fetched_tokens = 0
         """Tokens whose KV the last fetch brought in."""
         self.num_cached_tokens: int | None = None

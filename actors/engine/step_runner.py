@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +36,17 @@ class StepRunner:
         self.hidden_size = loaded.spec.hidden_size
         self.dtype = loaded.arena.pages.dtype
         self._model = loaded.model
+        self._copies = loaded.copies
         self._device = loaded.arena.pages.device
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Writes the K and V of the plan's tokens to their pages and returns their hidden states. All layers lie here.
-        Before each layer it waits for the K and V that are still on their way there."""
+        Before each layer it waits for the K and V that are still on their way there. Afterwards, failed or not, the
+        sequences' marks stand behind what the device was given."""
+        with self._marked(plan):
+            return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> StepOutput:
         may_replay = self.graphs is not None and not plan.prefills and not _incoming(plan)
         replayed = self.graphs.run(plan.decodes) if self.graphs is not None and may_replay else None
         if replayed is not None:
@@ -59,7 +66,8 @@ class StepRunner:
 
     def run_layers(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range) -> torch.Tensor:
         """`run` for some layers that lie here, over hidden states [T, hidden]."""
-        return self._model.run_layers(hidden, layers, batch, self._waiting(plan))
+        with self._marked(plan):
+            return self._model.run_layers(hidden, layers, batch, self._waiting(plan))
 
     def wait_for(self, plan: StepPlan, layer: int) -> None:
         """Returns when all K and V that are still on their way are there up to `layer`, or have failed."""
@@ -75,6 +83,17 @@ class StepRunner:
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         """A host tensor on the engine's device; on a CPU the same one."""
         return values.to(self._device, non_blocking=True)
+
+    @contextmanager
+    def _marked(self, plan: StepPlan) -> Iterator[None]:
+        """Puts the sequences' marks behind what the device was given within."""
+        try:
+            yield
+        finally:
+            mark = self._copies.computed()
+            if mark is not None:
+                for chunk in plan.chunks:
+                    chunk.sequence.mark = mark
 
     def _waiting(self, plan: StepPlan) -> Callable[[int], None] | None:
         return functools.partial(self.wait_for, plan) if _incoming(plan) else None

@@ -11,7 +11,7 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError
 
-import actors.kv_exchange
+import actors.page_writer
 from actors.engine.config import EngineConfig
 from actors.engine.loading import LoadedModel, load_model
 from actors.engine.page_io import read_pages
@@ -277,7 +277,7 @@ def test_a_fetch_that_fails_gives_everything_back(loaded: LoadedModel, trouble: 
 def test_a_fetch_that_is_cancelled_again_and_again_ends_after_its_copy(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copying, may_end, write = threading.Event(), threading.Event(), actors.kv_exchange.write_pages
+    copying, may_end, write = threading.Event(), threading.Event(), actors.page_writer.write_pages
     is_copied = threading.Event()
 
     def slow_write(*arguments: Any) -> None:
@@ -286,7 +286,7 @@ def test_a_fetch_that_is_cancelled_again_and_again_ends_after_its_copy(
         write(*arguments)
         is_copied.set()
 
-    monkeypatch.setattr(actors.kv_exchange, "write_pages", slow_write)
+    monkeypatch.setattr(actors.page_writer, "write_pages", slow_write)
 
     async def body(exchange: KvExchange, store: PlainStore) -> None:
         found = await exchange.find(REQUEST, None)
