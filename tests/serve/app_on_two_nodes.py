@@ -153,7 +153,7 @@ def test_a_lost_node_takes_only_its_blocks(nodes: TwoNodes) -> None:
     streams = [Asked(nodes.app.base_url, each, 200) for each in under_way]
     for stream in streams[:3]:
         stream.wait_tokens(1)
-    lost_before = store_stats()["directory"]["extents_lost"]
+    lost_before = store_stats()["directory"]["lost"]["dram"]
     nodes.cluster.remove_node(nodes.second, allow_graceful=False)
     with ThreadPoolExecutor(len(streams)) as pool:
         rest = list(pool.map(Asked.answer, streams))
@@ -162,7 +162,7 @@ def test_a_lost_node_takes_only_its_blocks(nodes: TwoNodes) -> None:
     wait_until(lambda: len(nodes.app.members("prefill")) == 1, LIMIT_S, "the lost worker is still listed")
     wait_until(lambda: nodes.stored_blocks(there) == 0, LIMIT_S, "the lost node's blocks are still listed")
     stats = store_stats()
-    assert stats["directory"]["extents_lost"] > lost_before
+    assert stats["directory"]["lost"]["dram"] > lost_before
     assert set(stats["directory"]["bytes_by_store"]) == {nodes.head_id}
     assert nodes.stored_blocks(here) == 20
     # What was lost is computed and stored again.
