@@ -12,11 +12,13 @@ import contextlib
 import logging
 from typing import Any, Literal
 
+import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.addresses import RosterView, StoreAddress, address_of
+from actors.object_store_room import room_problem
 from actors.store_settings import StoreSettings
 from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
@@ -48,6 +50,7 @@ class ControlServer:
         self._stores: dict[str, Any] = {}
         self._changed = asyncio.Condition()
         self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._checks: set[asyncio.Task[None]] = set()
 
     async def store_address(self, node_id: str) -> StoreAddress | None:
         """Where the store of a node is, which is started if need be; None without one."""
@@ -75,6 +78,9 @@ class ControlServer:
             key = (member.worker_id, member.epoch)
             self._deaths[key] = asyncio.create_task(self._await_death(member))
             await self._tell()
+            check = asyncio.create_task(self._check_room(member.node_id))  # nobody waits for it, or fails with it
+            self._checks.add(check)
+            check.add_done_callback(self._checks.discard)
         elif self._roster.clear(member.worker_id, member.epoch):
             await self._tell()
 
@@ -136,9 +142,33 @@ class ControlServer:
             logger.warning("worker %s died: %s", member.worker_id, type(error).__name__)
         await self.leave(member.worker_id, member.epoch)
 
+    async def _check_room(self, node_id: str) -> None:
+        """Warns of an object store that would spill KV. Ray reads that back, so it is no reason not to start."""
+        if self._settings is None:
+            return
+        longest = [
+            member.max_context_tokens * address_of(member).facts.layout.kv_bytes_per_token
+            for member in self._roster.members()
+            if member.node_id == node_id
+        ]
+        object_store_bytes = await asyncio.to_thread(object_store_bytes_of, node_id)
+        if object_store_bytes is None:
+            return
+        problem = room_problem(object_store_bytes, self._settings.dram_bytes, longest)
+        if problem is not None:
+            logger.warning("node %s: %s (docs/disk-tier.md)", node_id, problem)
+
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def object_store_bytes_of(node_id: str) -> int | None:
+    """The size of a node's object store; None when the node is not there (any more). Asks Ray, and waits."""
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["NodeID"] == node_id and "object_store_memory" in node["Resources"]:
+            return int(node["Resources"]["object_store_memory"])
+    return None
 
 
 async def stats_of_store(store: Any) -> StoreStats | Literal["restarting"]:

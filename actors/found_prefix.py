@@ -19,6 +19,8 @@ class FoundPrefix:
     """Tokens whose KV can be fetched."""
     is_handed_over: bool
     """All of it is fetched, however long that takes: a decode worker is not there to compute prompts."""
+    is_begun: bool
+    """The request has tokens from another worker already: its prompt was counted there."""
 
 
 def without_leading(lookup: Lookup, first_block: int) -> Lookup:

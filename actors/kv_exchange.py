@@ -23,6 +23,7 @@ from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import read_pages
 from actors.engine.request import EngineRequest
+from actors.exchange_counts import ExchangeCounts
 from actors.fetch_rates import FetchRates
 from actors.found_prefix import FoundPrefix, tail_of, without_leading
 from actors.messages import HandOver
@@ -63,9 +64,10 @@ class KvExchange:
         """`publish_timeout_s`: above what a pull takes whose own time limits all run out, since it is for a store that
         answers nothing at all."""
         self.misses: Counter[str] = Counter()
-        """By metric label: why something was not fetched or not stored."""
-        self.num_declined_tokens = 0
-        """Found, and not fetched because computing them is faster."""
+        """By metric label: why something was not fetched, or the store not reached."""
+        self.refusals: Counter[str] = Counter()
+        """By metric label: why the store did not take something."""
+        self.counts = ExchangeCounts()
         self.rates = rates
         """Fed by every fetch."""
         self._loaded = loaded
@@ -111,21 +113,23 @@ class KvExchange:
             return None
         # The last token always runs through the model: its logits choose the next one.
         keys = tuple(block_keys(tokens[:-1], layout.block_tokens, self._loaded.fingerprint, request.salt))
-        lookup = Lookup(lease_id=None, slices=(), num_blocks=0)
+        lookup, runs = Lookup(lease_id=None, slices=(), num_blocks=0), list[FetchRun]()
         if keys:
             answer = await self._lookup(self._store.directory, keys)
             if answer is None:
                 return None
             lookup = answer
-        is_handed_over = hand_over is not None
+            runs = runs_of(lookup, layout)
+            self.counts.looked_up(self.tokens_in(len(keys)), runs)
+        is_handed_over, is_begun = hand_over is not None, bool(request.output_token_ids)
         if hand_over is not None and tail is not None and lookup.num_blocks == len(keys):
-            found = FoundPrefix(keys, lookup, tail, hand_over.num_tokens, is_handed_over)
+            found = FoundPrefix(keys, lookup, tail, hand_over.num_tokens, is_handed_over, is_begun)
         else:
             if not is_handed_over:
                 # What the worker has itself is not known yet; `fetch` will choose among the rest.
-                runs = runs_of(lookup, layout)
                 lookup = self._shortened(lookup, 0, runs, tokens_that_may_pay(runs, self.rates.costs()))
-            found = FoundPrefix(keys, lookup, None, self.tokens_in(lookup.num_blocks), is_handed_over)
+            num_tokens = self.tokens_in(lookup.num_blocks)
+            found = FoundPrefix(keys, lookup, None, num_tokens, is_handed_over, is_begun)
         if found.num_tokens == 0:
             self.give_up(found)
             return None
@@ -234,6 +238,8 @@ class KvExchange:
             await writer.finish()
             if set(failures) <= {_TIMEOUT}:  # whatever else goes wrong says nothing of how fast a tier is
                 self.rates.fetched(runs, asyncio.get_running_loop().time() - started_s)
+            if not found.is_begun:
+                self.counts.fetched(runs, self.tokens_in(max(0, end_block - first_block)))
             is_whole = end_block == lookup.num_blocks
             return max(first_block, end_block) * layout.block_tokens + (tail_tokens if is_whole else 0)
         except STORE_FAILURES as error:
@@ -294,7 +300,7 @@ class KvExchange:
         except STORE_FAILURES as error:
             self._miss(failure_label(error))
             return None
-        self.misses.update(receipt.refusals)
+        self.refusals.update(receipt.refusals)
         return receipt
 
     def export(self, ranges: Sequence[PartRange], held: Export) -> list[NDArray[np.uint8]]:
@@ -318,7 +324,7 @@ class KvExchange:
             num_tokens -= declined.pop(0).num_tokens
         del slices[len(runs) - len(declined) :]
         num_declined = sum(run.num_tokens for run in declined)
-        self.num_declined_tokens += num_declined
+        self.counts.declined_tokens += num_declined
         self.rates.declined(declined)
         return replace(
             lookup,

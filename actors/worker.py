@@ -22,7 +22,10 @@ from actors.engine.config import EngineConfig
 from actors.messages import Submission, WorkerFacts, WorkerMessage
 from actors.model_source import resolve_model
 from actors.outbox import Outbox
+from actors.worker_metrics import worker_readings
 from actors.worker_settings import WorkerSettings
+from kv.metrics.ray_exporter import RayExporter
+from kv.metrics.table import Readings
 from kv.part_range import PartRange
 from migrate.load import RateEstimate
 
@@ -82,6 +85,7 @@ class Worker:
         )
         # A turn without work, so that the first report does not wait for the first request.
         await asyncio.wrap_future(self._thread.call(lambda _: None))
+        self._metrics = RayExporter()
         self._housekeeper = asyncio.create_task(self._keep_house())
 
     async def facts(self) -> WorkerFacts:
@@ -156,7 +160,7 @@ class Worker:
             raise RuntimeError(f"worker {self._worker_id}: {problem}")
 
     async def stats(self) -> dict[str, Any]:
-        """Counters and gauges, all numbers."""
+        """Counters and gauges, all numbers, some of them by tier or by metric label."""
 
         def read(engine: Engine) -> dict[str, Any]:
             return {
@@ -171,16 +175,20 @@ class Worker:
                 "live_requests": engine.num_live_requests,
             }
 
-        stats = await asyncio.wrap_future(self._thread.call(read))
+        stats, exchanged = await asyncio.wrap_future(self._thread.call(read)), self._exchange.counts
         return {
             **stats,
             **self._counts,
             **self._requests.counts,
             "pid": os.getpid(),
             "tracked_requests": len(self._requests),
-            "fetch_declined_tokens": self._exchange.num_declined_tokens,
+            "store_lookups": exchanged.lookups,
+            "store_queried_tokens": exchanged.queried_tokens,
+            "store_found_tokens": dict(exchanged.found_tokens),
+            "store_hit_tokens": dict(exchanged.hit_tokens),
+            "fetch_declined_tokens": exchanged.declined_tokens,
             "fetch_bytes_per_s": self._exchange.rates.bytes_per_s(),
-            "store_misses": dict(self._exchange.misses),
+            "store_misses": dict(self._exchange.misses + self._exchange.refusals),
         }
 
     def _after_turn(self, engine: Engine, result: StepResult) -> None:
@@ -201,10 +209,11 @@ class Worker:
         self._in_loop(self._closed.set)
 
     async def _keep_house(self) -> None:
-        """Frees what belongs to ingresses that are gone, and renews the leases of queued requests."""
+        """Frees what belongs to ingresses that are gone, renews the leases of queued requests, and exports metrics."""
         elapsed_s = 0.0
         while True:
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
+            self._metrics.export(self._readings())
             for owner in self._outbox.lost_owners(round(self._settings.owner_silence_s / _HOUSEKEEPING_PERIOD_S)):
                 self._counts["lost_ingresses"] += 1
                 num_freed = self._requests.abort_owner(owner)
@@ -214,6 +223,12 @@ class Worker:
             if elapsed_s >= self._settings.lease_s / 3:
                 elapsed_s = 0.0
                 await self._exchange.renew_leases()
+
+    def _readings(self) -> Readings:
+        """Without waiting for the engine's thread, which counts meanwhile: each number by itself is right."""
+        return worker_readings(
+            self._settings.role, self._engine.counters, self._exchange.counts, dict(self._exchange.misses)
+        )
 
     def _in_loop(self, function: Any, *arguments: Any) -> None:
         if not self._loop.is_closed():

@@ -12,11 +12,12 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.model_source import ALIASES
+from actors.object_store_room import needed_bytes, room_problem
 from actors.random_model import config_of, parse_random_name
 from app.known_shapes import KNOWN_CONFIGS
 from app.serve_config import read_serve_config
@@ -84,12 +85,14 @@ def plan(settings: AppSettings, shape: ModelShape, device_memory_gib: float | No
 
     Raises: SizingError: a role can't fit; the message begins with its name.
     """
+    roles = {role: _plan_role(settings, role, shape, device_memory_gib) for role in settings.roles}
     return {
         "model": settings.model,
         "mode": settings.mode,
         "parameters": shape.parameters,
-        "roles": {role: _plan_role(settings, role, shape, device_memory_gib) for role in settings.roles},
+        "roles": roles,
         "store": _plan_store(settings, shape),
+        "object_store_bytes": None if settings.mode == "monolithic" else _plan_object_store(settings, roles.values()),
     }
 
 
@@ -132,6 +135,19 @@ def _plan_store(settings: AppSettings, shape: ModelShape) -> dict[str, Any] | No
     return {tier: {"bytes": int(gib * GIB), "kv_tokens": int(gib * GIB) // token_bytes} for tier, gib in limits.items()}
 
 
+def _plan_object_store(settings: AppSettings, roles: Iterable[dict[str, Any]]) -> int:
+    """What Ray's object store should have on a node where all workers are.
+
+    Raises: SizingError: `plan.object_store_gib` is less.
+    """
+    longest = [of["longest_context_tokens"] * of["kv_bytes_per_token"] for of in roles for _ in range(of["replicas"])]
+    dram_bytes = int(settings.store.dram_gib * GIB)
+    given_gib = settings.plan.object_store_gib
+    if given_gib is not None and (problem := room_problem(int(given_gib * GIB), dram_bytes, longest)) is not None:
+        raise SizingError(f"plan.object_store_gib: {problem}")
+    return needed_bytes(dram_bytes, longest)
+
+
 def _text(planned: dict[str, Any]) -> str:
     lines = [f"model       {planned['model']}: {planned['parameters']:,} parameters", f"mode        {planned['mode']}"]
     for role, of in planned["roles"].items():
@@ -152,6 +168,10 @@ def _text(planned: dict[str, Any]) -> str:
             f"  {name:<19} {of['bytes']:>18,} bytes  {of['bytes'] / GIB:8.2f} GiB = {of['kv_tokens']:,} tokens"
             for name, of in planned["store"].items()
         ]
+        room = planned["object_store_bytes"]
+        lines.append(
+            f"  Ray's object store  {room:>18,} bytes  {room / GIB:8.2f} GiB or more, if all workers are on one node"
+        )
     return "\n".join(lines)
 
 

@@ -179,6 +179,12 @@ class PlanSettings(SettingsBlock):
     """Facts about the hardware for `python -m app.plan`; the running application does not read them."""
 
     device_memory_gib: float = Field(default=80.0, gt=0, description="Memory of one device in GiB.")
+    object_store_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="Size of Ray's object store on each node. One that is too small for store.dram_gib and what is in "
+        "flight beside it is refused. null: it is not compared.",
+    )
 
 
 class AppSettings(SettingsBlock):

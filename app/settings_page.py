@@ -96,6 +96,11 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
         "Share of a node's memory that Ray's object store may take: `store.dram_gib`, and what is under way, must fit.",
     ),
     (
+        "RAY_object_spilling_directory",
+        "Folder on each node for what does not fit into its object store; `ray start --object-spilling-directory` is "
+        "the same. See [disk-tier.md](disk-tier.md#rays-spilling-below-the-dram-tier).",
+    ),
+    (
         "RAY_SERVE_ENABLE_HA_PROXY",
         "`1`, for every process of the cluster, puts HAProxy before the ingress replicas in place of Serve's own proxy "
         "(not covered by the tests here). Then every client seems to come from the proxy's machine: use it with "

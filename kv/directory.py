@@ -205,21 +205,13 @@ class Directory:
         Returns:
             Ids of the extents, for the store to free there; none at all when what can go is less than `need_bytes`.
         """
-        self.sweep(now_s)
-        victims = self._index.victims(store_id, tier, need_bytes, now_s)
-        while victims is None and self.sweep(now_s):
-            victims = self._index.victims(store_id, tier, need_bytes, now_s)
-        if victims is None:
-            self.counters.evictions_refused += 1
-            return []
-        self.counters.evicted[tier] += len(victims)
-        return self._remove_copies(victims, tier)
+        return self._make_room(store_id, tier, need_bytes, now_s, self.counters.evicted)
 
     def shrink(self, store_id: str, tier: Tier, excess_bytes: int, now_s: float) -> list[str]:
         """As `evict`; but when what can go is less than `excess_bytes`, all of that goes."""
-        gone = self.evict(store_id, tier, excess_bytes, now_s)
+        gone = self._make_room(store_id, tier, excess_bytes, now_s, self.counters.trimmed)
         if not gone:
-            while one := self.evict(store_id, tier, 1, now_s):
+            while one := self._make_room(store_id, tier, 1, now_s, self.counters.trimmed):
                 gone += one
         return gone
 
@@ -248,8 +240,9 @@ class Directory:
     def drop_store(self, store_id: str) -> None:
         """Forget all that a lost store held."""
         for extent in self._index.extents_of(store_id):
+            for tier in extent.tiers:
+                self.counters.lost[tier] += 1
             self._index.remove(extent)
-            self.counters.extents_lost += 1
 
     def set_policy(self, policy: PolicySpec, now_s: float) -> None:
         """Other rules from now on, for what is here too; it counts as used now, in the order in which it was."""
@@ -287,6 +280,18 @@ class Directory:
     def bytes_by_store(self) -> dict[str, dict[Tier, int]]:
         """Bytes of the visible extents of each store that has any, by tier."""
         return self._index.bytes_by_store()
+
+    def _make_room(self, store_id: str, tier: Tier, need_bytes: int, now_s: float, gone: dict[Tier, int]) -> list[str]:
+        """`gone` counts the copies. Returns their ids."""
+        self.sweep(now_s)
+        victims = self._index.victims(store_id, tier, need_bytes, now_s)
+        while victims is None and self.sweep(now_s):
+            victims = self._index.victims(store_id, tier, need_bytes, now_s)
+        if victims is None:
+            self.counters.evictions_refused += 1
+            return []
+        gone[tier] += len(victims)
+        return self._remove_copies(victims, tier)
 
     def _remove_copies(self, extents: Iterable[StoredExtent], tier: Tier) -> list[str]:
         """Returns their ids."""

@@ -16,6 +16,8 @@ import ray
 
 from kv.directory import Directory
 from kv.extents import PutTicket
+from kv.metrics.ray_exporter import EXPORT_PERIOD_S, RayExporter
+from kv.metrics.readings import directory_readings
 from kv.policy.policy_file import PolicySpec
 from kv.tiers import Tier
 from kv.wire import pack_lookup, unpack_copies, unpack_extents, unpack_keys, unpack_request
@@ -39,6 +41,7 @@ class DirectoryActor:
         self._directory = Directory(first_id=self._id, policy=policy)
         self._lock = threading.Lock()
         self._put_ended = threading.Condition(self._lock)
+        threading.Thread(target=self._export_metrics, name="metrics", daemon=True).start()
 
     def match_blocks(self, keys: bytes) -> int:
         with self._lock:
@@ -131,8 +134,7 @@ class DirectoryActor:
     def stats(self) -> dict[str, Any]:
         """Counters, and the gauges `num_blocks`, `num_leases`, `num_puts` (expired ones left out), `bytes_by_store`."""
         with self._lock:
-            while self._directory.sweep(time.monotonic()):
-                pass
+            self._sweep_all()
             return {
                 **asdict(self._directory.counters),
                 "num_blocks": self._directory.num_blocks,
@@ -144,3 +146,17 @@ class DirectoryActor:
     def _is_pending(self, keys: Sequence[bytes]) -> bool:
         self._directory.sweep(time.monotonic())
         return self._directory.has_pending(keys)
+
+    def _sweep_all(self) -> None:
+        while self._directory.sweep(time.monotonic()):
+            pass
+
+    def _export_metrics(self) -> None:
+        """Runs in a thread of its own as long as the process does."""
+        exporter = RayExporter()
+        while True:
+            with self._lock:
+                self._sweep_all()
+                readings = directory_readings(self._directory)
+            exporter.export(readings)
+            time.sleep(EXPORT_PERIOD_S)

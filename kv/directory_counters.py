@@ -32,11 +32,13 @@ class DirectoryCounters:
     """Extents found on a disk whose blocks are visible elsewhere, or being put."""
     evicted: dict[Tier, int] = field(default_factory=_by_tier)
     """Copies that went to make room."""
+    trimmed: dict[Tier, int] = field(default_factory=_by_tier)
+    """Copies that went since a limit was lowered, or found exceeded."""
     expired: dict[Tier, int] = field(default_factory=_by_tier)
     """Copies that outlived their time-to-live."""
     extents_broken: int = 0
     """Dropped because a part was damaged or gone."""
-    extents_lost: int = 0
-    """Dropped with their store."""
+    lost: dict[Tier, int] = field(default_factory=_by_tier)
+    """Copies that went with their store."""
     evictions_refused: int = 0
     """Demands for room that could not be met because too much is held."""

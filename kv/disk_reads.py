@@ -88,7 +88,9 @@ class DiskReads:
             reading.end()
         self._counts["read_extents"] += 1
         self._counts["read_bytes"] += info.num_bytes
-        self._counts["promoted_extents"] += has_room
+        if has_room:
+            self._counts["promoted_extents"] += 1
+            self._counts["promoted_bytes"] += info.num_bytes
 
     async def _put_parts(self, info: ExtentInfo, reading: ExtentRead) -> bool:
         """Whether the extent is in DRAM now. Room is made while the first parts are being read: readers wait for

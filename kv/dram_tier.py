@@ -57,6 +57,11 @@ class DramTier:
         for extent_id in extent_ids:
             self.ledger.remove_extent(extent_id)
 
+    def bytes_of_parts(self, extent_id: str, count: int) -> int:
+        """What so many parts of an extent that is here take, if all of them are equally large."""
+        info = self.ledger.extent(extent_id)
+        return 0 if info is None else info.num_bytes * count // len(info.lanes)
+
     def copies(self) -> list[Copy]:
         """What the directory was told of."""
         return [

@@ -110,7 +110,9 @@ class NodeDisk:
             self._refusals["disk_scanning"] += 1
         elif extent_id in self._queue:
             del self._queue[extent_id]
-            self._counts["demoted_extents"] += await self._write_and_list(info, refs)
+            if await self._write_and_list(info, refs):
+                self._counts["demoted_extents"] += 1
+                self._counts["demoted_bytes"] += info.num_bytes
 
     async def drop(self, extent_ids: Sequence[str]) -> None:
         """Frees extents that the directory no longer lists here. Those that are not here are no error."""
@@ -154,9 +156,11 @@ class NodeDisk:
             num_written_extents=counts["written_extents"],
             written_bytes=counts["written_bytes"],
             num_demoted_extents=counts["demoted_extents"],
+            demoted_bytes=counts["demoted_bytes"],
             num_read_extents=counts["read_extents"],
             read_bytes=counts["read_bytes"],
             num_promoted_extents=counts["promoted_extents"],
+            promoted_bytes=counts["promoted_bytes"],
             refusals=dict(+self._refusals),
         )
 

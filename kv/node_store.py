@@ -28,6 +28,8 @@ from kv.dram_tier import DramTier
 from kv.errors import DiskTierError, PartUnavailableError
 from kv.extents import ExtentInfo, PullReceipt, extent_of
 from kv.layout import KvLayout
+from kv.metrics.ray_exporter import RayExporter
+from kv.metrics.readings import store_readings
 from kv.node_disk import NodeDisk
 from kv.part_range import MAX_PART_BYTES
 from kv.puller import Puller, PullSettings
@@ -110,8 +112,10 @@ class NodeStore:
         """References to parts, brought from the disk if need be; None for one that is not here. Readers get them with a
         timeout and verify them. Raises PartUnavailableError when one is on disk and cannot be read now."""
         refs: dict[str, ObjectRef[Any] | None] = {part_id: self._dram.ledger.part(part_id) for part_id in part_ids}
+        in_dram = Counter(extent_of(part_id)[0] for part_id, ref in refs.items() if ref is not None)
+        given_bytes = sum(self._dram.bytes_of_parts(extent_id, count) for extent_id, count in in_dram.items())
         if self._disk is not None:
-            for extent_id in {extent_of(part_id)[0] for part_id, ref in refs.items() if ref is not None}:
+            for extent_id in in_dram:
                 self._disk.used(extent_id)
             wanted = [part_id for part_id, ref in refs.items() if ref is None]
             read = await asyncio.gather(*(self._disk.read_part(*extent_of(part_id)) for part_id in wanted))
@@ -119,6 +123,7 @@ class NodeStore:
             for part_id in wanted:
                 if refs[part_id] is None and self._disk.has(extent_of(part_id)[0]):
                     raise PartUnavailableError(f"part {part_id} is on disk, but cannot be read now")
+        self._counts["given_bytes"] += given_bytes
         self._counts["given_parts"] += sum(refs[part_id] is not None for part_id in part_ids)
         return [refs[part_id] for part_id in part_ids]
 
@@ -167,6 +172,9 @@ class NodeStore:
             await self._disk.close()
 
     async def stats(self) -> StoreStats:
+        return self._stats()
+
+    def _stats(self) -> StoreStats:
         ledger, pulls = self._dram.ledger, self._puller.counts
         return StoreStats(
             limit_bytes=ledger.limit_bytes,
@@ -175,8 +183,10 @@ class NodeStore:
             num_tails=ledger.num_tails,
             num_pulls=pulls["pulls"],
             num_stored_blocks=pulls["stored_blocks"],
+            stored_bytes=pulls["stored_bytes"],
             num_expired_tails=pulls["expired_tails"],
             num_given_parts=self._counts["given_parts"],
+            given_bytes=self._counts["given_bytes"],
             num_prefetched_extents=self._counts["prefetched_extents"],
             refusals=dict(self._puller.refusals + self._refusals),
             disk=None if self._disk is None else self._disk.stats(),
@@ -213,8 +223,10 @@ class NodeStore:
 
     async def _keep_house(self) -> None:
         """Frees what has outlived its time-to-live, and what is over a limit and held no more. Lists everything anew
-        with a directory that was restarted."""
+        with a directory that was restarted. Exports metrics."""
+        metrics = RayExporter()
         while True:
+            metrics.export(store_readings(self._store_id, self._stats()))
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
             await self._open_disk()
             try:

@@ -55,6 +55,7 @@ class _Pull:
     reserved_bytes: int = 0
     unpublished: list[ExtentInfo] = field(default_factory=list)
     num_stored_blocks: int = 0
+    stored_bytes: int = 0
     tail: TailReceipt | None = None
     refusals: list[str] = field(default_factory=list)
 
@@ -104,7 +105,7 @@ class Puller:
             pull.refusals.append(failure_label(error))
         finally:
             self._give_back(pull)
-        self.counts.update(pulls=1, stored_blocks=pull.num_stored_blocks)
+        self.counts.update(pulls=1, stored_blocks=pull.num_stored_blocks, stored_bytes=pull.stored_bytes)
         self.refusals.update(pull.refusals)
         return PullReceipt(pull.num_stored_blocks, pull.tail, tuple(pull.refusals))
 
@@ -180,6 +181,7 @@ class Puller:
             self._dram.ledger.publish(info.extent_id)
             self._on_stored(info)
         pull.num_stored_blocks = sum(len(info.keys) for info in pull.unpublished)
+        pull.stored_bytes = sum(info.num_bytes for info in pull.unpublished)
         pull.unpublished.clear()
         pull.put_id = None
 

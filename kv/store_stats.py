@@ -26,10 +26,12 @@ class DiskStats:
     written_bytes: int
     num_demoted_extents: int
     """Of those written, the ones that DRAM had to wait for."""
+    demoted_bytes: int
     num_read_extents: int
     read_bytes: int
     num_promoted_extents: int
     """Of those read, the ones that went to DRAM again; for the others there was no room."""
+    promoted_bytes: int
     refusals: dict[str, int]
     """By metric label: why something was not written, or not read."""
 
@@ -45,9 +47,13 @@ class StoreStats:
     num_tails: int
     num_pulls: int
     num_stored_blocks: int
+    stored_bytes: int
+    """Of their extents."""
     num_expired_tails: int
     num_given_parts: int
     """References handed to readers."""
+    given_bytes: int
+    """Of those that were in DRAM; the parts of an extent are taken for equally large."""
     num_prefetched_extents: int
     refusals: dict[str, int]
     """By metric label."""

@@ -266,12 +266,12 @@ def claim(stores: dict[str, Any], tail: TailReceipt, num_tokens: int, layout: Kv
     return parts, misses
 
 
-def eventually(condition: Callable[[], bool]) -> None:
+def eventually(condition: Callable[[], bool], look_every_s: float = 0.02) -> None:
     """Wait for what happens by itself a little later."""
     deadline_s = time.monotonic() + 30.0
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.02)
+        time.sleep(look_every_s)
 
 
 def crash(actor: Any, meanwhile: Callable[[], None] = lambda: None) -> None:

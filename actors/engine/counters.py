@@ -15,6 +15,8 @@ class EngineCounters:
     """Prompt tokens of requests that began here; a hand-over or a resumed request is not counted again."""
     cached_prompt_tokens: int = 0
     """Of these, tokens whose KV was found, here or in the global store."""
+    device_hit_tokens: int = 0
+    """Of these, tokens whose KV was found here."""
     computed_prompt_tokens: int = 0
     """Prompt tokens run through the model for the first time."""
     recomputed_tokens: int = 0
@@ -45,7 +47,9 @@ class EngineCounters:
             sequence.was_counted = True
             if not sequence.request.output_token_ids:
                 self.prompt_tokens += sequence.num_prompt_tokens
-                self.cached_prompt_tokens += sequence.num_cached_tokens or 0
+                cached = sequence.num_cached_tokens or 0
+                self.cached_prompt_tokens += cached
+                self.device_hit_tokens += max(0, cached - sequence.num_fetched_tokens)
             sequence.num_ever_computed = sequence.num_computed
         start, stop = sequence.num_computed, sequence.num_computed + chunk.num_tokens
         known = sequence.num_ever_computed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -119,7 +120,11 @@ def test_what_is_computed_faster_is_not_fetched(
         else:
             assert await exchange.fetch(found, [4, 9, 2, 7], held) == max(held, fetched * BLOCK)
             assert sorted(store.got) == [f"e{number}/0" for number in range(held // BLOCK, fetched)]
-        assert exchange.num_declined_tokens == declined * BLOCK
+        counts = exchange.counts
+        assert (counts.lookups, counts.queried_tokens, counts.declined_tokens) == (1, 3 * BLOCK, declined * BLOCK)
+        assert counts.found_tokens == {"dram": 2 * BLOCK, "disk": BLOCK}
+        hits = Counter(MIXED[number] for number in range(held // BLOCK, fetched))
+        assert counts.hit_tokens == {tier: count * BLOCK for tier, count in hits.items()}
         await until(lambda: not store.leases)
         assert exchange._leases == set()
         assert exchange.misses == {}
@@ -137,7 +142,9 @@ def test_what_was_handed_over_is_fetched_however_slow_that_is(loaded: LoadedMode
         found = await exchange.find(FOLLOW_UP, without_tail)
         assert found is not None
         assert await exchange.fetch(found, [4, 9, 2, 7], 0) == 3 * BLOCK
-        assert exchange.num_declined_tokens == 0
+        assert exchange.counts.declined_tokens == 0
+        assert exchange.counts.found_tokens == {"dram": 2 * BLOCK, "disk": BLOCK}
+        assert exchange.counts.hit_tokens == {}  # those of its prompt were counted where it began
 
     run(loaded, body)
 

@@ -10,8 +10,10 @@ import pytest
 from actors.addresses import address_of
 from actors.engine.config import EngineConfig
 from kv.disk.settings import DiskSettings
+from kv.metrics import table
 from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
+from tests.exported_metrics import assert_exported, process_of
 from tests.reference import FAMILIES, assert_greedy, load_reference, make_model
 from tests.store_cell import eventually, get, stats_of
 from tests.worker_cell import worker_cell
@@ -46,5 +48,16 @@ def test_a_prefix_that_lies_on_disk_only_is_prefetched_and_used(ray_cluster: Non
         worker = get(address_of(prefill[1]).actor.stats.remote())
         assert worker["fetched_tokens"] == sum(known)
         assert stats_of(cell.store).num_prefetched_extents >= len(prompts)
+        assert worker["store_hit_tokens"] == {"disk": sum(known)}
+        assert_exported(
+            {
+                (table.PREFIX_QUERIES, ("prefill",)): worker["prompt_tokens"],
+                (table.PREFIX_HITS, ("prefill", "disk")): sum(known),
+                (table.LOOKUPS, ("prefill",)): worker["store_lookups"],
+                (table.QUERIED, ("prefill",)): sum(known),
+                (table.FOUND, ("prefill", "disk")): sum(known),
+            },
+            of=[process_of(address_of(prefill[1]).actor)],
+        )
         answers = [answer.tokens for answer in first + again]
         assert_greedy(load_reference(folder), prompts * 2, answers)

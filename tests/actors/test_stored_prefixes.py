@@ -89,6 +89,10 @@ class Cell:
 
         # Decode workers look a prompt up as well, and have it from DRAM: theirs is what they fetched.
         assert all(each["store_misses"] == {} for _, each in stats.values())
+        for role, each in stats.values():
+            if role == "prefill":
+                hits = each["device_hit_tokens"] + sum(each["store_hit_tokens"].values())
+                assert hits == each["cached_prompt_tokens"]
         found, on_disk = directory["hit_blocks"] * BLOCK, directory["hit_blocks_disk"] * BLOCK
         return Counts(
             dram_tokens=found - on_disk,

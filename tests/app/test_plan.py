@@ -59,6 +59,23 @@ def test_json_has_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_the_object_store_has_room_for_the_dram_tier_and_each_workers_longest_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    needed = 64 * 2**30 + 4 * 4096 * 819_200  # two workers of each role
+    assert _planned(capsys, LLAMA)["object_store_bytes"] == needed
+    config = yaml.safe_load(Path(LLAMA).read_text())
+    path = tmp_path / "config.yaml"
+    for size_gib, status in ((needed / 2**30, 0), (needed / 2**30 - 0.01, 2)):
+        config["applications"][0]["args"]["plan"] = {"object_store_gib": size_gib}
+        path.write_text(yaml.safe_dump(config))
+        assert main([str(path)]) == status
+    complaint = capsys.readouterr().err
+    assert "plan.object_store_gib" in complaint
+    assert f"--object-store-memory {needed} or more" in complaint
+    assert "store.dram_gib to 63.98 or less" in complaint
+
+
 def test_a_smaller_device_holds_less_and_one_that_is_too_small_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert _planned(capsys, LLAMA, "--device-memory-gib", "40")["roles"]["decode"]["longest_requests"] == 2
     assert main([LLAMA, "--device-memory-gib", "24"]) == 2
@@ -102,6 +119,7 @@ def test_workers_that_share_a_device_must_share_its_memory() -> None:
     args["engine"] = {"device": "cuda", "gpu_memory_utilization": 0.45}
     assert plan(load_settings(args), shape)["roles"]["monolithic"]["blocks"] > 0
     assert plan(load_settings(args), shape)["store"] is None
+    assert plan(load_settings(args), shape)["object_store_bytes"] is None
 
 
 def test_flash_attention_plans_with_its_own_block_size() -> None:

@@ -28,6 +28,7 @@ def test_greedy_equals_transformers(family: str, family_folders: dict[str, Path]
     warm = [run_prompts(engine, [prompt], greedy(20))[0] for prompt in prompts]
     assert_greedy(reference, prompts, warm)
     assert engine.counters.cached_prompt_tokens == sum((length - 1) // BLOCK * BLOCK for length in LENGTHS)
+    assert engine.counters.device_hit_tokens == engine.counters.cached_prompt_tokens
     batch = [make_prompt(length, 100 + seed) for seed, length in enumerate(LENGTHS * 3)][:16]
     assert_greedy(reference, batch, run_prompts(engine, batch, greedy(20)))
 

@@ -130,6 +130,7 @@ def test_a_request_is_computed_while_its_layers_arrive(
     (first,) = [event for event in events if event.request_id == "late" and event.cached_tokens is not None]
     assert first.cached_tokens == PREFIX_TOKENS
     assert engine.counters.cached_prompt_tokens == PREFIX_TOKENS
+    assert engine.counters.device_hit_tokens == 0
     engine.check_idle()
 
 

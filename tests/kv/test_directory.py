@@ -190,7 +190,7 @@ def test_a_lost_store_takes_its_extents_along() -> None:
     assert directory.match_blocks(chain("ab")) == 1
     assert directory.bytes_by_store() == {"s": {"dram": 10}}
     assert directory.extents_of("t", "dram", 9.0) == []
-    assert directory.counters.extents_lost == 1
+    assert directory.counters.lost == {"dram": 1, "disk": 0}
 
 
 def test_puts_and_leases_are_not_taken_for_each_other() -> None:

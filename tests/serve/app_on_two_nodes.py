@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ ARGS: dict[str, Any] = {
 @dataclass(frozen=True)
 class TwoNodes:
     cluster: Cluster
+    spilled: Path
+    """Where the first node's Ray writes what does not fit into its object store."""
     second: Any
     """The node that does not run the control deployment."""
     app: RunningApp
@@ -74,8 +77,10 @@ class TwoNodes:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[TwoNodes]:
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    spilled = tmp_path_factory.mktemp("spilled")
+    head = {**NODE, "include_dashboard": False, "object_spilling_directory": str(spilled)}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=cluster.address, namespace="equipoise-tests", logging_level=logging.ERROR)
     try:
         with socket.socket() as probe:
@@ -90,7 +95,7 @@ def nodes() -> Iterator[TwoNodes]:
             running.result()
         app = RunningApp(f"http://127.0.0.1:{port}")
         app.wait_healthy()
-        yield TwoNodes(cluster, second, app, load_reference(resolve_model(MODEL).path))
+        yield TwoNodes(cluster, spilled, second, app, load_reference(resolve_model(MODEL).path))
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -131,14 +136,16 @@ def test_two_nodes_share_one_store(nodes: TwoNodes) -> None:
     assert all(store.used_bytes for store in stats["stores"].values())
 
 
-def test_more_than_the_object_store_holds(nodes: TwoNodes) -> None:
-    """The limit of the DRAM tier is far above it, and something else fills it too."""
-    hog = ray.put(np.ones(OBJECT_STORE_BYTES * 3 // 4, np.uint8))
+def test_kv_that_ray_has_spilled_is_read_right(nodes: TwoNodes) -> None:
+    """The limit of the DRAM tier is far above the object store, and something else fills that too."""
     prompts = [prompt(120, 200 + number) for number in range(4)]
     for each in prompts:
         assert nodes.ask(1, each).cached_tokens == 0
     (head_store,) = [store for name, store in store_stats()["stores"].items() if name == nodes.head_id]
-    assert head_store.used_bytes + OBJECT_STORE_BYTES * 3 // 4 > OBJECT_STORE_BYTES
+    # Newer than all KV, so that this is what has to go.
+    hog = ray.put(np.ones(OBJECT_STORE_BYTES - head_store.used_bytes // 2, np.uint8))
+    spilled_bytes = sum(path.stat().st_size for path in nodes.spilled.rglob("*") if path.is_file())
+    assert spilled_bytes >= head_store.used_bytes // 2
     for each in prompts:
         assert nodes.ask(2, each).cached_tokens == 120 * BLOCK
     assert ray.get(hog, timeout=30).all()
@@ -153,7 +160,7 @@ def test_a_lost_node_takes_only_its_blocks(nodes: TwoNodes) -> None:
     streams = [Asked(nodes.app.base_url, each, 200) for each in under_way]
     for stream in streams[:3]:
         stream.wait_tokens(1)
-    lost_before = store_stats()["directory"]["extents_lost"]
+    lost_before = store_stats()["directory"]["lost"]["dram"]
     nodes.cluster.remove_node(nodes.second, allow_graceful=False)
     with ThreadPoolExecutor(len(streams)) as pool:
         rest = list(pool.map(Asked.answer, streams))
@@ -162,7 +169,7 @@ def test_a_lost_node_takes_only_its_blocks(nodes: TwoNodes) -> None:
     wait_until(lambda: len(nodes.app.members("prefill")) == 1, LIMIT_S, "the lost worker is still listed")
     wait_until(lambda: nodes.stored_blocks(there) == 0, LIMIT_S, "the lost node's blocks are still listed")
     stats = store_stats()
-    assert stats["directory"]["extents_lost"] > lost_before
+    assert stats["directory"]["lost"]["dram"] > lost_before
     assert set(stats["directory"]["bytes_by_store"]) == {nodes.head_id}
     assert nodes.stored_blocks(here) == 20
     # What was lost is computed and stored again.

@@ -1,0 +1,28 @@
+"""From what a worker counts to readings of the metrics. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.engine.counters import EngineCounters
+from actors.exchange_counts import ExchangeCounts
+from kv.metrics import table
+from kv.metrics.readings import failure_readings
+from kv.metrics.table import Readings
+from migrate.load import Role
+
+
+def worker_readings(
+    role: Role, engine: EngineCounters, exchange: ExchangeCounts, misses: Mapping[str, int]
+) -> Readings:
+    """`misses`: by metric label, without what the store refused, which it counts itself."""
+    readings: Readings = {
+        (table.PREFIX_QUERIES, (role,)): engine.prompt_tokens,
+        (table.PREFIX_HITS, (role, "device")): engine.device_hit_tokens,
+        (table.LOOKUPS, (role,)): exchange.lookups,
+        (table.QUERIED, (role,)): exchange.queried_tokens,
+        (table.DECLINED, (role,)): exchange.declined_tokens,
+    }
+    readings |= {(table.PREFIX_HITS, (role, tier)): count for tier, count in exchange.hit_tokens.items()}
+    readings |= {(table.FOUND, (role, tier)): count for tier, count in exchange.found_tokens.items()}
+    return readings | failure_readings(misses, table.MISSES, (role,), broken_at="fetch")

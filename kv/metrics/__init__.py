@@ -1,0 +1,1 @@
+"""What the store and its users tell Prometheus, by way of Ray."""

@@ -1,0 +1,134 @@
+"""The metrics: what each is called, which tags it has, what it says. docs/metrics.md has the same table.
+
+Counters and amounts, no ratios: a ratio of two counters can be had for any span of time, and an absent one is no NaN.
+Where the meaning is that of one of vLLM's, so are the words of the name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Kind: TypeAlias = Literal["counter", "gauge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Ray exports it with `ray_` before its name, and with tags of its own beside these."""
+
+    name: str
+    kind: Kind
+    tags: tuple[str, ...]
+    help: str
+
+
+Series: TypeAlias = tuple[Metric, tuple[str, ...]]
+"""A metric and the values of its tags, in their order."""
+Readings: TypeAlias = dict[Series, float]
+"""Totals of counters and values of gauges, as they are at one moment."""
+
+METRICS: list[Metric] = []
+"""All of them, in the order of the page."""
+
+
+def _add(name: str, kind: Kind, tags: tuple[str, ...], help_: str) -> Metric:
+    METRICS.append(Metric(f"equipoise_{name}", kind, tags, help_))
+    return METRICS[-1]
+
+
+# Of workers
+
+PREFIX_QUERIES = _add(
+    "prefix_cache_queries_tokens_total",
+    "counter",
+    ("role",),
+    "Prompt tokens of requests that began on a worker. A hand-over, and what is computed again, is not counted again.",
+)
+PREFIX_HITS = _add(
+    "prefix_cache_hits_tokens_total",
+    "counter",
+    ("role", "tier"),
+    "Of these, tokens whose KV was not computed: it was on the worker (device) or came from the store (dram, disk).",
+)
+LOOKUPS = _add(
+    "store_lookups_total",
+    "counter",
+    ("role",),
+    "Look-ups of workers that were answered, those for hand-overs included.",
+)
+QUERIED = _add("store_queried_tokens_total", "counter", ("role",), "Tokens in full blocks that were looked up.")
+FOUND = _add(
+    "store_found_tokens_total", "counter", ("role", "tier"), "Of these, tokens that the store had, by the fastest tier."
+)
+DECLINED = _add(
+    "store_declined_tokens_total",
+    "counter",
+    ("role",),
+    "Of those found, tokens that were left to be computed, since that is faster.",
+)
+MISSES = _add(
+    "store_misses_total",
+    "counter",
+    ("role", "reason"),
+    "Times that something which was found, or the store itself, could not be had by a worker.",
+)
+BROKEN_PARTS = _add(
+    "store_broken_parts_total",
+    "counter",
+    ("at", "reason"),
+    "Parts that are missing, damaged, foreign or of another format, where it was noticed: at a fetch, at a pull from a "
+    "worker, or in a file on disk.",
+)
+
+# Of stores
+
+LIMIT = _add("store_limit_bytes", "gauge", ("store", "tier"), "What a tier may hold.")
+USED = _add("store_used_bytes", "gauge", ("store", "tier"), "What it holds, reserved bytes included.")
+EXTENTS = _add("store_extents", "gauge", ("store", "tier"), "Extents that it holds.")
+DISK_QUEUE = _add("store_disk_queue_extents", "gauge", ("store",), "Extents that wait to be written to disk.")
+TAILS = _add("store_tails", "gauge", ("store",), "Partly filled last blocks that wait for a decode worker.")
+MOVED = _add(
+    "store_moved_bytes_total",
+    "counter",
+    ("store", "direction"),
+    "Bytes of extents: taken over from workers (dram_write), given to readers from DRAM (dram_read), written to disk "
+    "(disk_write), read from it (disk_read); of those read, put back into DRAM (promote); of those written, the ones "
+    "that had to be before they could leave DRAM (demote).",
+)
+PULLS = _add("store_pulls_total", "counter", ("store",), "Exports of workers that were taken over, well or not.")
+STORED = _add("store_stored_blocks_total", "counter", ("store",), "Blocks that became visible by pulls.")
+REFUSALS = _add(
+    "store_refusals_total",
+    "counter",
+    ("store", "tier", "reason"),
+    "Times that something was not stored (a put into DRAM, a write to disk), or not read from disk, or that upkeep had "
+    "to wait (reasons housekeeping_...). Broken parts are counted by themselves.",
+)
+EXPIRED_TAILS = _add("store_expired_tails_total", "counter", ("store",), "Tails that nobody claimed in time.")
+
+# Of the directory
+
+BLOCKS = _add("store_blocks", "gauge", (), "Blocks that can be found.")
+LEASES = _add("store_leases", "gauge", (), "Leases that readers hold.")
+LEASES_GRANTED = _add("store_leases_granted_total", "counter", (), "Leases that look-ups took.")
+LEASES_EXPIRED = _add("store_leases_expired_total", "counter", (), "Leases that ended by their time.")
+PUTS = _add(
+    "store_puts_total",
+    "counter",
+    ("outcome",),
+    "Puts that ended: committed, aborted, expired, or refused at the commit.",
+)
+EVICTIONS = _add(
+    "store_evictions_total",
+    "counter",
+    ("tier", "cause"),
+    "Copies of extents that went: to make room (capacity), since the limit was lowered or found exceeded (limit), by "
+    "their time-to-live (ttl), with their store (lost). What a restarted store finds on its disk is lost and adopted.",
+)
+EVICTIONS_REFUSED = _add(
+    "store_evictions_refused_total", "counter", (), "Demands for room that could not be met, since too much is held."
+)
+BROKEN_EXTENTS = _add(
+    "store_broken_extents_total", "counter", (), "Extents that readers reported as broken or gone, and that went."
+)
+ADOPTED = _add("store_adopted_extents_total", "counter", (), "Extents that stores brought along from an earlier run.")
