@@ -22,8 +22,10 @@ from ray.exceptions import RayActorError
 
 from actors.addresses import StoreAddress, WorkerAddress, address_of
 from actors.engine.config import EngineConfig
+from actors.engine.device_event import DeviceEvent
 from actors.messages import WorkerFacts
 from actors.model_source import resolve_model
+from actors.page_writer import PageWriter
 from actors.worker import Worker
 from actors.worker_settings import WorkerSettings
 from kv.directory_actor import DirectoryActor
@@ -72,15 +74,15 @@ class HeldWorker(Worker):
     async def fetch_behind_the_engine(self) -> None:
         """From now on all but the first layers of a fetch wait until a step is running, for ten seconds at most: on a
         machine that is slow enough no step begins early."""
-        write = self._exchange._write
+        write = PageWriter.write
 
-        async def write_late(part: PartRange, *rest: Any) -> None:
+        async def write_late(writer: PageWriter, part: PartRange, *rest: Any) -> DeviceEvent | None:
             until_s = time.monotonic() + 10.0
             while part.first_layer > 0 and self._thread.stalled_s() == 0 and time.monotonic() < until_s:
                 await asyncio.sleep(0.001)
-            await write(part, *rest)
+            return await write(writer, part, *rest)
 
-        self._exchange._write = write_late  # type: ignore[method-assign]
+        PageWriter.write = write_late  # type: ignore[method-assign]
 
 
 @dataclass
