@@ -82,7 +82,7 @@ class Grants:
         move was given up. With neither, all of it. Returns by how many blocks the own pool grew.
 
         Raises:
-            ValueError: it is not hosted here, or has not all of these.
+            ValueError: it is not hosted here, has not all of these, or would keep a layer without a lane.
         """
         if instance not in self.instances:
             raise ValueError(f"instance {instance!r} is not hosted here; hosted are {sorted(self.instances)}")
@@ -92,6 +92,8 @@ class Grants:
         gone = set(lanes or ()) | {lane for lane in hosted.lanes.lanes if lane[0] in layers}
         if not gone <= set(hosted.lanes.lanes) or not set(layers) <= hosted.layers:
             raise ValueError(f"instance {instance!r} has not all of lanes {sorted(gone)}, layers {sorted(layers)} here")
+        if bare := hosted.layers - set(layers) - {layer for layer, _ in hosted.lanes.lanes - gone}:
+            raise ValueError(f"layers {sorted(bare)} would be left without a lane: release them too")
         hosted.lanes.remove(gone)
         for layer in layers:
             self._loaded.layer_memory.release(layer, instance)
@@ -188,6 +190,8 @@ class Grants:
             raise GrantRefusedError(f"lanes {sorted(lanes)}: some exist twice, are there already, or cannot be")
         if not set(layers) <= set(range(layout.num_layers)) - hosted.layers:
             raise GrantRefusedError(f"layers {sorted(layers)}: some are there already, or cannot be")
+        if not lanes and not hosted.lanes.lanes:
+            raise GrantRefusedError("no lanes were asked for")
         if bare := set(layers) - {layer for layer, _ in (*lanes, *hosted.lanes.lanes)}:
             raise GrantRefusedError(f"layers {sorted(bare)} were to come without a lane of theirs")
 

@@ -114,6 +114,7 @@ def test_live_blocks_make_way_and_answers_go_on(llama_folder: Path, make_engine:
         ([(0, 0), (0, 0)], [], 4, "exist twice"),
         ([(0, 0)], [3], 4, "layers .3.: some are there already, or cannot be"),
         ([(0, 0)], [1], 4, "without a lane"),
+        ([], [], 4, "no lanes"),
         ([(0, 0)], [], 0, "allowed are 1"),
         (all_lanes(0, 1, 2), [], 1000, "6 own lanes can give up"),
         (all_lanes(0, 1, 2), [], 24, "a request here may need 140"),
