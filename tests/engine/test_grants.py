@@ -160,6 +160,21 @@ def test_blocks_that_others_copy_are_not_moved(held_by: str, llama_folder: Path,
     assert engine.grant("other", [(0, 0)], [], 8, engine.loaded.fingerprint).blocks_given_up == 2
 
 
+def test_slabs_that_others_copy_make_no_way_for_weights(llama_folder: Path, make_engine: MakeEngine) -> None:
+    """A fetch fills block 8. Its pages lie where the weights of layer 2 were, which is the only place for them."""
+    engine = make_engine(llama_folder, kv_cache_blocks=8, slab_pages=1)
+    engine.lanes_departed([], [2])
+    assert engine.add(EngineRequest("held", make_prompt(BLOCK), greedy(1), external_tokens=BLOCK)) is None
+    engine.step()
+    assert engine.scheduler.fetching["held"].block_ids == [8]
+    before = books(engine)
+    with pytest.raises(GrantRefusedError, match="neighbouring slabs"):
+        engine.grant("other", all_lanes(2), [2], 4, engine.loaded.fingerprint)
+    assert books(engine) == before
+    engine.fetched("held", BLOCK - 1)
+    assert engine.grant("other", all_lanes(2), [2], 4, engine.loaded.fingerprint).layers_to_copy == (2,)
+
+
 def test_return_is_refused_where_live_requests_need_the_room(llama_folder: Path, make_engine: MakeEngine) -> None:
     home = make_engine(llama_folder, kv_cache_blocks=8, slab_pages=1)
     home.lanes_departed([], [1, 2])

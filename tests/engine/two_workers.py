@@ -184,7 +184,8 @@ class TwoWorkers:
         between: Callable[[], object],
     ) -> None:
         blocks = self.home.blocks
-        point, early = dirty.point(), blocks.findable()
+        # Full blocks alone, or in every other move whatever there is: then the last ones are copied twice.
+        point, early = dirty.point(), blocks.occupied() if self.place.version % 2 else blocks.findable()
         copy_pages(source, target, lanes, early)
         between()
         written = set(dirty.since(point))
