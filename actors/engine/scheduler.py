@@ -209,7 +209,11 @@ class Scheduler:
     def pinned_blocks(self) -> set[int]:
         """Blocks that others than the steps may read or write at any moment: of fetching sequences, of those whose KV
         still arrives, and of exports."""
-        holders = [*self.fetching.values(), *self.exports.values(), *(s for s in self.running if s.incoming is not None)]
+        holders = [
+            *self.fetching.values(),
+            *self.exports.values(),
+            *(s for s in self.running if s.incoming is not None),
+        ]
         return {block for sequence in holders for block in sequence.block_ids}
 
     def relocate(self, moves: Mapping[int, int], num_blocks: int) -> None:
