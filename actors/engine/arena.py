@@ -7,6 +7,8 @@ slabs back to one pool, so that moving part of a model away makes room for token
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 
 from kv.layout import KvLayout
@@ -39,6 +41,11 @@ class Arena:
         """Slabs that hold neither weights nor a lane's pages."""
         return len(self._free)
 
+    @property
+    def page_words(self) -> torch.Tensor:
+        """The pages as rows of int64, [num_pages, words], the same memory: for copies, which need not know numbers."""
+        return self.pages.view(len(self.pages), -1).view(torch.int64)
+
     def slabs_for(self, num_bytes: int) -> int:
         """Slabs that hold `num_bytes`, rounded up."""
         return -(-num_bytes // self.slab_bytes)
@@ -51,14 +58,25 @@ class Arena:
             taken = next((slab for slab in range(start + count - 1, start - 1, -1) if slab not in self._free), None)
             if taken is None:
                 run = range(start, start + count)
-                self._free.difference_update(run)
-                first = start * self.slab_bytes
-                return run, self._memory[first : first + num_bytes]
+                return run, self.claim_run(run, num_bytes)
             start = taken + 1
         raise ArenaFullError(
             f"{num_bytes} bytes need {count} neighbouring slabs of {self.slab_bytes} bytes; "
             f"{len(self._free)} of {self.num_slabs} slabs are free, but no such run"
         )
+
+    def claim(self, slabs: Iterable[int]) -> None:
+        """Takes these very slabs. ArenaFullError, with nothing changed, when one of them is not free."""
+        wanted = set(slabs)
+        if not wanted <= self._free:
+            raise ArenaFullError(f"slabs {sorted(wanted - self._free)[:8]} were asked for and are not free")
+        self._free -= wanted
+
+    def claim_run(self, run: range, num_bytes: int) -> torch.Tensor:
+        """Takes this very run and returns its memory as uint8 [num_bytes]. Raises as `claim` does."""
+        self.claim(run)
+        first = run.start * self.slab_bytes
+        return self._memory[first : first + num_bytes]
 
     def take(self, count: int) -> list[int]:
         """`count` slabs anywhere, highest first, so that runs for weights stay free at the low end."""
@@ -68,6 +86,16 @@ class Arena:
         self._free.difference_update(slabs)
         return slabs
 
-    def give_back(self, slabs: range | list[int]) -> None:
+    def give_back(self, slabs: Iterable[int]) -> None:
         """Returns slabs to the pool."""
         self._free.update(slabs)
+
+    def is_free(self, slab: int) -> bool:
+        """Whether a slab holds neither weights nor a lane's pages."""
+        return slab in self._free
+
+    def copy_slabs(self, moves: Mapping[int, int]) -> None:
+        """Copies the content of each slab to the one it is mapped to. No slab may be on both sides."""
+        slabs = self._memory.view(self.num_slabs, self.slab_bytes)
+        for source, target in moves.items():
+            slabs[target].copy_(slabs[source])

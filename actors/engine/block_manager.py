@@ -15,7 +15,7 @@ A block is in exactly one of three states, and the counts add up to `num_blocks`
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class NoFreeBlocksError(Exception):
@@ -140,6 +140,50 @@ class BlockManager:
         self._free = [block for block in self._free if block < first]
         del self._references[first:]
         del self._key_of[first:]
+
+    def live_from(self, first: int) -> list[int]:
+        """Live blocks with ids of at least `first`, ascending: those in the way of a pool of `first` blocks."""
+        return [block for block in range(first, self.num_blocks) if self._references[block]]
+
+    def is_live(self, block: int) -> bool:
+        """Whether some sequence or export refers to the block."""
+        return self._references[block] > 0
+
+    def plan_shrink(self, num_blocks: int) -> dict[int, int]:
+        """Where the live blocks that are in the way of a pool of `num_blocks` would go: to free blocks that stay, then
+        to the oldest cached ones. NoFreeBlocksError when they are too many. Changes nothing."""
+        moving = self.live_from(num_blocks)
+        room = sorted(block for block in self._free if block < num_blocks)
+        room += [block for block in self._cached if block < num_blocks]
+        if len(moving) > len(room):
+            raise NoFreeBlocksError(f"{self.num_live} blocks are held by live requests, {num_blocks} would be left")
+        return dict(zip(moving, room, strict=False))
+
+    def relocate(self, moves: Mapping[int, int]) -> None:
+        """Live blocks become other blocks, which nobody refers to; what was cached there is evicted. Their holders and
+        their pages are the caller's."""
+        targets = set(moves.values())
+        self._free = [block for block in self._free if block not in targets]
+        for source, target in moves.items():
+            if target in self._cached:
+                del self._cached[target]
+                self._forget(target)
+                self.num_evictions += 1
+            self._references[target], self._references[source] = self._references[source], 0
+            key = self._key_of[source]
+            if key is not None:
+                self._key_of[target], self._key_of[source] = key, None
+                self._block_of[key] = target
+            self._free.append(source)
+
+    def occupied(self) -> list[int]:
+        """Blocks with content that somebody may use, live and cached: what a lane that moves takes along."""
+        return [block for block in range(self.num_blocks) if self._references[block] or block in self._cached]
+
+    def findable(self) -> list[int]:
+        """Those of `occupied` that are full and found by key. Nobody writes to them, so they can be copied at any
+        time."""
+        return sorted(self._block_of.values())
 
     def check_integrity(self) -> None:
         """Raises RuntimeError with both sides of the sum when the states do not add up. Cheap enough to run when

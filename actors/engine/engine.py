@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,8 @@ from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
 from actors.engine.grammar import GrammarState
+from actors.engine.grants import Grant, Grants
+from actors.engine.lane_table import Lane
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
 from actors.engine.page_io import clear_pages
@@ -81,6 +83,7 @@ class Engine:
             self.block_tokens,
             min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
         )
+        self.grants = Grants(loaded, self.scheduler, self.early_exports)
         self.counters = EngineCounters()
         self.on_news: Callable[[], None] = _ignore
         """Called from any thread when `has_news` has become true."""
@@ -341,16 +344,36 @@ class Engine:
         if self.num_live_requests == 0 and self.num_in_flight == 0 and self.blocks.num_live:
             raise RuntimeError(f"{self.blocks.num_live} blocks are held, though no request is left")
 
-    def lanes_departed(self, lanes: Sequence[tuple[int, int]], layers: Sequence[int] = ()) -> int:
+    def grant(
+        self, instance: str, lanes: Collection[Lane], layers: Collection[int], num_blocks: int, fingerprint: bytes
+    ) -> Grant:
+        """Makes room for lanes and layers of another's instance; `grants.instances[instance]` runs them. See
+        `Grants.grant`. Raises GrantRefusedError, with nothing changed."""
+        return self.grants.grant(instance, lanes, layers, num_blocks, fingerprint)
+
+    def release(self, instance: str, lanes: Collection[Lane] | None = None, layers: Collection[int] = ()) -> int:
+        """The opposite. Returns by how many blocks the own pool grew. See `Grants.release`."""
+        return self.grants.release(instance, lanes, layers)
+
+    def lanes_departed(self, lanes: Collection[Lane], layers: Collection[int] = ()) -> int:
         """Lanes, and whole layers' weights, now lie elsewhere: their memory becomes room for tokens of the lanes that
-        stay. Returns by how many blocks the pool grew. A layer given here leaves with its lanes and weights."""
-        gone = set(lanes) | {lane for lane in self.loaded.lanes.lanes if lane[0] in layers}
-        for layer in layers:
-            del self.loaded.model.layers[layer]
-            self.loaded.arena.give_back(self.loaded.weight_slabs.pop(layer))
-        grown = self.loaded.lanes.depart(gone)
-        self.blocks.grow(grown)
-        return grown
+        stay, and of what others have here. Returns by how many blocks the pool grew. A layer given here leaves with its
+        lanes and weights; weights stay that another instance runs here. ValueError when they are not all here.
+
+        Before it, `grants.limit_blocks` is told what their host has room for.
+        """
+        return self.grants.depart(lanes, layers)
+
+    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = ()) -> Grant:
+        """Makes room for lanes and weights that are to come home. The pool shrinks to what all lanes, those that come
+        included, can hold. `grants.returning` has them, for copies into it; meanwhile they are run where they are.
+        Raises GrantRefusedError, with nothing changed."""
+        return self.grants.begin_return(lanes, layers)
+
+    def lanes_returned(self) -> int:
+        """What `lanes_returning` made room for has been copied and is at home. Returns by how many blocks the pool
+        grew. ValueError when weights are missing. `grants.abandon_return` is for a return that comes to nothing."""
+        return self.grants.end_return()
 
 
 def _ignore() -> None:

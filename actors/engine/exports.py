@@ -48,6 +48,10 @@ class EarlyExports:
         """From any thread: what was read of the blocks before this said True is whole."""
         return export_id in self._held
 
+    def pinned_blocks(self) -> set[int]:
+        """Blocks that somebody copies out."""
+        return {block for _, export in self._held.values() for block in export.block_ids}
+
     def begin(self, sequence: SequenceState) -> Export | None:
         """Holds the full blocks of a running prompt until `end`. None when they are too few, or some are held."""
         full = sequence.num_computed // self._block_tokens

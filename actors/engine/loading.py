@@ -13,11 +13,12 @@ from actors.engine.arena import TORCH_DTYPES, Arena
 from actors.engine.attention.choice import choose_backend, default_block_tokens
 from actors.engine.config import ConfigError, EngineConfig
 from actors.engine.lane_table import LaneTable
+from actors.engine.layer_memory import LayerMemory
 from actors.engine.model import CausalModel
 from actors.engine.model_spec import ModelSpec, read_model_spec
 from actors.engine.page_copies import PageCopies, make_page_copies
 from actors.engine.weight_names import read_layer, read_outer
-from actors.engine.weights import Checkpoint, LayerWeights, pack, packed_bytes
+from actors.engine.weights import Checkpoint, packed_bytes
 from kv.layout import KvLayout
 
 _DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -36,13 +37,18 @@ class LoadedModel:
     layout: KvLayout
     arena: Arena
     lanes: LaneTable
-    weight_slabs: dict[int, range]
-    """By layer: the arena slabs its weights take."""
+    layer_memory: LayerMemory
+    """Whose weights lie in the arena, those that other instances run here included."""
     fingerprint: bytes
     """16 bytes over weights, dtype and layout: KV blocks are exchanged only between equal ones."""
     backend_name: str
     copies: PageCopies
     """Between the arena's pages and host memory."""
+
+    @property
+    def weight_slabs(self) -> dict[int, range]:
+        """By layer: the arena slabs its weights take."""
+        return self.layer_memory.slabs
 
 
 def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
@@ -63,15 +69,11 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     kv_slabs = _kv_slabs(config, layout, device, spec.num_layers * weight_slabs_each * slab_bytes)
     arena = Arena(layout, spec.num_layers * weight_slabs_each + kv_slabs, config.slab_pages, device)
 
-    layers: dict[int, LayerWeights] = {}
-    weight_slabs: dict[int, range] = {}
-    for layer in range(spec.num_layers):
-
-        def take(num_bytes: int, layer: int = layer) -> torch.Tensor:
-            weight_slabs[layer], memory = arena.take_run(num_bytes)
-            return memory
-
-        layers[layer] = pack(first if layer == 0 else read_layer(checkpoint, spec, layer), dtype, take)
+    layer_memory = LayerMemory(arena, dtype)
+    layers = {
+        layer: layer_memory.load(layer, first if layer == 0 else read_layer(checkpoint, spec, layer))
+        for layer in range(spec.num_layers)
+    }
     lanes = LaneTable(
         arena,
         [(layer, head) for layer in range(spec.num_layers) for head in range(spec.num_kv_heads)],
@@ -84,7 +86,7 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     model = CausalModel(spec, outer, layers, arena.pages, lanes, backend)
     fingerprint = _fingerprint(checkpoint, spec, layout)
     copies = make_page_copies(arena.pages)
-    return LoadedModel(model, spec, layout, arena, lanes, weight_slabs, fingerprint, backend.name, copies)
+    return LoadedModel(model, spec, layout, arena, lanes, layer_memory, fingerprint, backend.name, copies)
 
 
 def choose_device(name: str) -> torch.device:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from actors.engine.device_event import DeviceEvent
 from actors.engine.loading import LoadedModel
 from actors.engine.page_copies import page_rows
-from actors.engine.transfer import to_device
 from kv.part_range import PartRange
 
 
@@ -67,11 +66,7 @@ def clear_pages(loaded: LoadedModel, block_ids: Sequence[int]) -> None:
     A request whose numbers overflowed leaves NaN behind, and attention that adds -inf to masked scores and multiplies
     masked values by weights of zero would pass it on.
     """
-    pages, lanes = page_rows(loaded.arena.pages), loaded.lanes
-    blocks = to_device(torch.tensor(block_ids, dtype=torch.int64), pages.device)
-    layers = sorted({layer for layer, _ in lanes.lanes})
-    index = torch.cat([lanes.pages(layer)[:, blocks].flatten() for layer in layers])
-    pages.index_fill_(0, index, 0)
+    loaded.lanes.clear_blocks(block_ids)
     loaded.copies.computed()
 
 

@@ -23,10 +23,11 @@ be planned while earlier ones have not come back:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from actors.engine.block_manager import BlockManager
+from actors.engine.dirty_blocks import DirtyBlocks
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest
 from actors.engine.sequence import ExtendKeys, SequenceState, Status
@@ -67,6 +68,7 @@ class Scheduler:
         may ask whether a request is among them: as long as it is, its blocks are nobody else's."""
         self.max_steps_in_flight = 1
         """So many steps at most are planned that have not come back. The decodes are divided by it."""
+        self.dirty_blocks = DirtyBlocks()
         self.num_preemptions = 0
         self.num_begun_anew = 0
         self.num_answers_given_up = 0
@@ -232,8 +234,31 @@ class Scheduler:
 
     def computed(self, chunk: Chunk) -> None:
         """The chunk's KV is in its blocks: full blocks become findable."""
+        self._count_written(chunk.sequence, chunk.sequence.num_computed, chunk.num_tokens)
         chunk.sequence.num_computed += chunk.num_tokens
         self._register_full_blocks(chunk.sequence)
+
+    def pinned_blocks(self) -> set[int]:
+        """Blocks that others than the next step may read or write at any moment: of fetching sequences, of those whose
+        KV still arrives, of exports, and of steps in flight."""
+        holders = [
+            *self.fetching.values(),
+            *self.exports.values(),
+            *self._ended_in_flight,
+            *(s for s in self.running if s.incoming is not None or s.num_in_flight),
+        ]
+        return {block for sequence in holders for block in sequence.block_ids}
+
+    def relocate(self, moves: Mapping[int, int], num_blocks: int) -> None:
+        """Blocks have become other blocks, none of them pinned, and the pool will have `num_blocks`."""
+        for sequence in self.running:
+            if not moves.keys().isdisjoint(sequence.block_ids):
+                sequence.block_ids = [moves.get(block, block) for block in sequence.block_ids]
+        # Of blocks that have been released meanwhile some may be gone, and others hold what was moved there.
+        live = [block for block in self._fresh_blocks if self.blocks.is_live(block)]
+        self._fresh_blocks = [moves.get(block, block) for block in live]
+        self.blocks.relocate(moves)
+        self.dirty_blocks.relocated(moves, num_blocks)
 
     @property
     def num_reclaimable(self) -> int:
@@ -321,7 +346,9 @@ class Scheduler:
     def _count_fetched(self, sequence: SequenceState) -> None:
         # Whatever was not brought in by now is computed here: a preempted sequence must not ask for it again.
         sequence.external_tokens = 0
-        sequence.num_fetched_tokens = sequence.num_computed - sequence.num_registered * self.settings.block_tokens
+        first_token = sequence.num_registered * self.settings.block_tokens
+        sequence.num_fetched_tokens = sequence.num_computed - first_token
+        self._count_written(sequence, first_token, sequence.num_fetched_tokens)
         self._count_cached(sequence)
         self._register_full_blocks(sequence)
 
@@ -415,6 +442,11 @@ class Scheduler:
         if sequence.gives_way:
             sequence.gives_way = False
             self._giving_way.remove(sequence)
+
+    def _count_written(self, sequence: SequenceState, first_token: int, num_tokens: int) -> None:
+        block_tokens = self.settings.block_tokens
+        stop = -(-(first_token + num_tokens) // block_tokens)
+        self.dirty_blocks.wrote(sequence.block_ids[first_token // block_tokens : stop])
 
     def _register_full_blocks(self, sequence: SequenceState) -> None:
         full = sequence.num_computed // self.settings.block_tokens

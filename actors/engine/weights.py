@@ -87,12 +87,19 @@ def pack(
 ) -> dict[str, torch.Tensor]:
     """Copies tensors, cast to `dtype`, into one piece of memory from `take(num_bytes)` and returns views of it."""
     memory = take(packed_bytes(tensors, dtype))
-    views, offset = {}, 0
+    views = packed_views({role: tensor.shape for role, tensor in tensors.items()}, dtype, memory)
     for role, tensor in tensors.items():
-        num_bytes = tensor.numel() * dtype.itemsize
-        view = memory[offset : offset + num_bytes].view(dtype).view(tensor.shape)
-        view.copy_(tensor)
-        views[role] = view
+        views[role].copy_(tensor)
+    return views
+
+
+def packed_views(shapes: Mapping[str, torch.Size], dtype: torch.dtype, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Views of `memory`, uint8, where `pack` puts tensors of these shapes. The same shapes in the same order lie the
+    same way in every process, so a layer can be copied as bytes."""
+    views, offset = {}, 0
+    for role, shape in shapes.items():
+        num_bytes = shape.numel() * dtype.itemsize
+        views[role] = memory[offset : offset + num_bytes].view(dtype).view(shape)
         offset += _aligned(num_bytes)
     return views
 

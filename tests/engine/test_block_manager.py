@@ -116,6 +116,31 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.blocks.shrink(1)
             assert self.blocks.num_blocks == top
 
+    @rule(data=st.data())
+    def make_way(self, data: st.DataObject) -> None:
+        """Live blocks beyond a smaller pool become others, with their holders and keys."""
+        num_blocks = data.draw(st.integers(1, self.blocks.num_blocks))
+        keys = [bytes([key, offset]) for key in range(6) for offset in range(5)]
+        found = {key: block for key in keys for block in self.blocks.match_prefix([key])}
+        live = {block for blocks in self.held.values() for block in blocks}
+        if len(live) > num_blocks:
+            with pytest.raises(NoFreeBlocksError):
+                self.blocks.plan_shrink(num_blocks)
+            return
+        moves = self.blocks.plan_shrink(num_blocks)
+        assert moves.keys() == {block for block in live if block >= num_blocks}
+        assert not live & set(moves.values())
+        self.blocks.relocate(moves)
+        self.blocks.shrink(self.blocks.num_blocks - num_blocks)
+        self.held = {holder: [moves.get(block, block) for block in held] for holder, held in self.held.items()}
+        for key, block in found.items():
+            if block in live:
+                assert self.blocks.match_prefix([key]) == [moves.get(block, block)]
+        occupied, findable = self.blocks.occupied(), self.blocks.findable()
+        assert len(occupied) == self.blocks.num_live + self.blocks.num_cached
+        assert sorted({block for key in keys for block in self.blocks.match_prefix([key])}) == findable
+        assert set(findable) <= set(occupied)
+
     @invariant()
     def books_balance(self) -> None:
         self.blocks.check_integrity()
