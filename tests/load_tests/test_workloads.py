@@ -19,6 +19,7 @@ SHAPES = {  # requests, prompt tokens, output tokens
     "balanced": (48, 256, 64),
     "shared-prefix": (60, 800, 32),
     "working-set": (320, 544, 16),
+    "zipf-prefixes": (480, 1056, 16),
 }
 
 
@@ -82,6 +83,13 @@ def test_the_working_set_is_four_pools_of_8192_tokens_by_zipf() -> None:
     harmonic = sum(1 / rank for rank in range(1, 65))
     for rank, count in enumerate(uses, start=1):
         assert abs(count - 320 / rank / harmonic) < 1.0
+
+
+def test_zipf_prefixes_has_a_favourite_and_a_long_tail() -> None:
+    uses = uses_by_rank(WORKLOADS["zipf-prefixes"], seed=1)
+    # 480 requests by rank ** -1.1 over 40 ranks, whose sum is 3.678: 130.5 for the first, 60.9 for the second, ... 2.3.
+    assert (uses[0], uses[1], uses[-1]) in [(130, 61, 2), (131, 61, 2)]
+    assert (len(uses), sum(uses)) == (40, 480)
 
 
 @pytest.mark.parametrize("zipf", [0.0, 0.7, 1.0, 1.6])
