@@ -178,7 +178,7 @@ def draw_priming(
     rng = random.Random(f"{workload}/priming/{seed}")
     return [
         _planned(prefix + _draw(rng, drawn_from, workload.unique_tokens), workload, kind)
-        for prefix in reversed(prefixes)
+        for prefix in reversed(prefixes[: workload.requests])  # the first ones are used first
     ]
 
 

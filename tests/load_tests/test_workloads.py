@@ -114,6 +114,14 @@ def test_priming_sends_each_prefix_once_and_nothing_else_of_the_run() -> None:
     assert priming[-1][:64] == Counter(prompt[:64] for prompt in run).most_common(1)[0][0]
 
 
+@pytest.mark.parametrize("zipf", [None, 1.1])
+@pytest.mark.parametrize("requests", [1, 3, 9])
+def test_priming_sends_what_a_small_part_of_a_run_uses(requests: int, zipf: float | None) -> None:
+    workload = Workload("w", requests, unique_tokens=2, output_tokens=1, prefixes=7, prefix_tokens=20, zipf=zipf)
+    used = {request.prompt[:20] for request in draw_requests(workload, 3)}
+    assert {request.prompt[:20] for request in draw_priming(workload, 3)} == used
+
+
 def test_the_law_changes_how_often_prefixes_are_used_and_not_what_they_are() -> None:
     equal = Workload("w", requests=40, unique_tokens=2, output_tokens=1, prefixes=4, prefix_tokens=6)
     skewed = Workload("w", requests=40, unique_tokens=2, output_tokens=1, prefixes=4, prefix_tokens=6, zipf=2.0)
