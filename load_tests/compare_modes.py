@@ -223,7 +223,7 @@ def _reader_of(server: ServerProcess) -> Callable[[], Awaitable[list[WorkerWork]
     address = server.ray_address()
     if address is None:
         raise CountersError("none of the server's processes names a Ray session, so its workers cannot be asked")
-    return functools.partial(ask_work, address)
+    return functools.partial(ask_work, address, with_token=True)
 
 
 def _serve_mode(text: str) -> tuple[str, str, str]:

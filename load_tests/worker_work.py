@@ -38,15 +38,22 @@ class WorkerWork:
     """Wall time in steps."""
 
 
-async def ask_work(ray_address: str) -> list[WorkerWork]:
+async def ask_work(ray_address: str, *, with_token: bool = False) -> list[WorkerWork]:
     """Of the application in the Ray cluster at that address, on this machine.
+
+    Args:
+        with_token: the cluster asks for the token that Ray keeps in the home folder, as those of `serve run` do. What
+            RAY_AUTH_MODE says goes before that.
 
     Raises:
         CountersError: it does not answer.
     """
+    environment = {**os.environ, "RAY_ADDRESS": ray_address}
+    if with_token:
+        environment.setdefault("RAY_AUTH_MODE", "token")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "load_tests.worker_work",
-        env={**os.environ, "RAY_ADDRESS": ray_address},
+        env=environment,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
