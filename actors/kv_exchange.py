@@ -60,9 +60,10 @@ class KvExchange:
         lease_s: float,
         fetch_timeout_s: float,
         publish_timeout_s: float,
+        shares_prefixes: bool = True,
     ) -> None:
         """`publish_timeout_s`: above what a pull takes whose own time limits all run out, since it is for a store that
-        answers nothing at all."""
+        answers nothing at all. `shares_prefixes` False: nothing is looked up but what was handed over."""
         self.misses: Counter[str] = Counter()
         """By metric label: why something was not fetched, or the store not reached."""
         self.refusals: Counter[str] = Counter()
@@ -74,6 +75,7 @@ class KvExchange:
         self._lease_s = lease_s
         self._fetch_timeout_s = fetch_timeout_s
         self._publish_timeout_s = publish_timeout_s
+        self._shares_prefixes = shares_prefixes
         self._store: _StoreLink | None = None
         self._leases: set[int] = set()
 
@@ -110,6 +112,8 @@ class KvExchange:
         tokens = (*request.prompt_token_ids, *request.output_token_ids)
         layout = self._loaded.layout
         if self._store is None or request.sampling.prompt_logprobs is not None:
+            return None
+        if hand_over is None and not self._shares_prefixes:
             return None
         # The last token always runs through the model: its logits choose the next one.
         keys = tuple(block_keys(tokens[:-1], layout.block_tokens, self._loaded.fingerprint, request.salt))

@@ -72,16 +72,18 @@ class Worker:
             lease_s=settings.lease_s,
             fetch_timeout_s=settings.fetch_timeout_s,
             publish_timeout_s=_PULL_STEPS * settings.pull_timeout_s,
+            shares_prefixes=settings.share_prefixes,
         )
         self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
         actor = ray.get_runtime_context().current_actor
+        stores_answers = settings.role == "decode" and settings.share_prefixes
         self._requests = RequestTracker(
             self._thread,
             self._exchange,
             self._outbox,
             actor,
             grammars,
-            max_publishing_answers=settings.max_publishing_answers if settings.role == "decode" else 0,
+            max_publishing_answers=settings.max_publishing_answers if stores_answers else 0,
         )
         # A turn without work, so that the first report does not wait for the first request.
         await asyncio.wrap_future(self._thread.call(lambda _: None))

@@ -24,6 +24,8 @@ class WorkerSettings:
     """For a look-up, and for all of a request's fetch: what has not come by then is computed."""
     pull_timeout_s: float = 5.0
     """The store's own limit for taking a request's parts over."""
+    share_prefixes: bool = True
+    """Whether prompts are looked up in the store; False: only what was handed over is, and answers are not stored."""
     max_publishing_answers: int = 8
     """Ended answers of a decode worker whose blocks the store takes over at a time, at most; those that end meanwhile
     are not stored. 0: answers are never stored."""

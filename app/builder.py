@@ -79,6 +79,7 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
         lease_s=settings.store.lease_s,
         fetch_timeout_s=settings.store.fetch_timeout_s,
         pull_timeout_s=settings.store.pull_timeout_s,
+        share_prefixes=settings.store.share_prefixes,
         max_publishing_answers=settings.store.max_publishing_answers,
     )
     # One bundle for shell and Worker together: they share a node, and the Worker takes what the shell leaves.

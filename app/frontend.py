@@ -228,7 +228,9 @@ class Frontend:
     def _on_roster(self, view: RosterView) -> None:
         # Without workers the last known facts stay: requests are then queued rather than refused.
         self._members = view.members or self._members
-        self._directory = None if view.directory is None else DirectoryClient(view.directory)
+        # Where prefill workers look nothing up, what is stored saves them nothing.
+        is_shared = view.directory is not None and self.settings.store.share_prefixes
+        self._directory = DirectoryClient(view.directory) if is_shared else None
         self.dispatcher.update_members(view.members)
 
     def _suspect(self, member: Member) -> None:

@@ -46,6 +46,12 @@ class StoreSettings(SettingsBlock):
         description="KV kept in each node's object store at most, in GiB; keep it well below the object store's size. "
         "0: none, so that decode workers compute prompts again.",
     )
+    share_prefixes: bool = Field(
+        default=True,
+        description="Whether prefill workers look in the store for what others computed. false: each finds only what "
+        "its own pool still holds, and dispatch counts on nothing stored. Hand-overs to decode workers go through the "
+        "store all the same; answers are not stored.",
+    )
     disk: DiskSettings = Field(default_factory=DiskSettings, description="The disk tier.")
     eviction: Literal["lru", "lfu"] = Field(
         default="lru",

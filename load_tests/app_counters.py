@@ -48,6 +48,25 @@ class AppCounts:
     """Blocks and requests that are held by workers, leases, puts, and extents that wait to be written."""
 
 
+def find_app(app_name: str = APP_NAME) -> tuple[Any, RosterView]:
+    """The control deployment's handle and the roster of an application of the Ray cluster that this machine belongs to.
+
+    Raises:
+        AppError: there is no cluster, or the application does not answer.
+    """
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False)
+        except ConnectionError as error:
+            raise AppError(f"no Ray cluster was found ({error}): run this where the application runs") from error
+    try:
+        control = serve.get_deployment_handle("ControlServer", app_name)
+        view: RosterView = control.watch.remote(-1, 0.0).result(timeout_s=_LIMIT_S)
+    except Exception as error:  # Serve's, Ray's or a timeout: whichever, the application cannot be asked
+        raise AppError(f"application {app_name!r} does not answer ({type(error).__name__}: {error})") from error
+    return control, view
+
+
 class AppCounters:
     """The application named `app_name` of the Ray cluster that this machine belongs to.
 
@@ -56,16 +75,7 @@ class AppCounters:
     """
 
     def __init__(self, app_name: str = APP_NAME) -> None:
-        if not ray.is_initialized():
-            try:
-                ray.init(address="auto", log_to_driver=False)
-            except ConnectionError as error:
-                raise AppError(f"no Ray cluster was found ({error}): run this where the application runs") from error
-        try:
-            self._control = serve.get_deployment_handle("ControlServer", app_name)
-            view: RosterView = self._control.watch.remote(-1, 0.0).result(timeout_s=_LIMIT_S)
-        except Exception as error:  # Serve's, Ray's or a timeout: whichever, the application cannot be asked
-            raise AppError(f"application {app_name!r} does not answer ({type(error).__name__}: {error})") from error
+        self._control, view = find_app(app_name)
         self._workers: list[WorkerAddress] = [address_of(member) for member in view.members]
         prefill = [address_of(member) for member in view.members if member.role == "prefill"]
         stats = self._store_stats()

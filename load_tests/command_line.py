@@ -32,11 +32,11 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "-w",
         "--workloads",
         nargs="+",
-        default=[name for name in WORKLOADS if name != WORKING_SET],
+        default=[name for name, workload in WORKLOADS.items() if not workload.is_primed],
         choices=[*WORKLOADS, CUSTOM],
         metavar="NAME",
         help=f"{', '.join(WORKLOADS)}, or {CUSTOM}, whose shape the next five options give (default: all but the last "
-        "two)",
+        "three)",
     )
     load.add_argument("--requests", type=int, default=32, help="custom: number of requests (default 32)")
     load.add_argument("--prompt-tokens", type=int, default=256, help="custom: whole prompt length (default 256)")

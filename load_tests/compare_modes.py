@@ -11,7 +11,8 @@ server failed or a request failed.
     python -m load_tests.compare_modes --serve monolithic=serve_configs/local-monolithic.yaml \\
         --serve static=serve_configs/local.yaml -w decode-heavy shared-prefix --rounds 10 --save modes
 
-A server of another kind is given as a command: --command 'vllm=python -m vllm.entrypoints.openai.api_server --model m
+A configuration with an overlay: --serve mine=serve_configs/local.yaml --overlay-of mine=overlay.yaml. A server of
+another kind is given as a command: --command 'vllm=python -m vllm.entrypoints.openai.api_server --model m
 --port 8100' --url-of vllm=http://127.0.0.1:8100
 """
 
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NoReturn
@@ -41,6 +43,7 @@ from load_tests.paired_ratio import PairedRatio, paired_ratio
 from load_tests.processes import ServerProcesses
 from load_tests.run_tables import markdown_table, median_table, medians, number, shown_figures
 from load_tests.server_process import ServerFailedError, ServerProcess, ServerSpec, serve_config, server_command
+from load_tests.worker_work import CountersError, WorkerWork, ask_work
 from load_tests.workloads import Workload
 
 _SEEDS_PER_ROUND = 1000
@@ -54,6 +57,8 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     """Each has `mode`, `round` and `kept` besides a run's own figures."""
     failure: str | None = None
+    exit_code: int = 0
+    """Of a comparison that was told to end by a signal."""
 
     def kept(self) -> list[Row]:
         return [row for row in self.rows if row["kept"]]
@@ -77,8 +82,10 @@ def compare(
     options: LoadOptions,
     attempts: int = 3,
     start_limit_s: float = 300.0,
+    by_worker: bool = False,
 ) -> Comparison:
-    """Runs all rounds. A server that fails ends the comparison, with the runs made so far and the reason in it."""
+    """Runs all rounds. A server that fails, or SystemExit, ends the comparison, with the runs made so far and the
+    reason in it. `by_worker`: of servers in Ray sessions of their own, what each worker did is asked and reported."""
     comparison = Comparison(tuple(spec.name for spec in specs))
     try:
         for round_number in range(rounds):
@@ -86,13 +93,16 @@ def compare(
                 report_progress(f"round {round_number + 1} of {rounds}: starting {spec.name}")
                 with ServerProcess(spec, start_limit_s=start_limit_s) as server:
                     base_seed = seed + round_number * _SEEDS_PER_ROUND
-                    coroutine = _measure_mode(spec, server, workloads, base_seed, options, attempts)
+                    read_work = _reader_of(server) if by_worker and spec.own_ray_session else None
+                    coroutine = _measure_mode(spec, server, workloads, base_seed, options, attempts, read_work)
                     comparison.rows.extend(
                         {"mode": spec.name, "round": round_number, **row} for row in asyncio.run(coroutine)
                     )
-    except (ServerFailedError, ConnectionError) as error:
+    except (ServerFailedError, ConnectionError, CountersError) as error:
         comparison.failure = str(error)
         report_progress(comparison.failure)
+    except SystemExit as ended:
+        comparison.failure, comparison.exit_code = "it was told to end", int(ended.code or 0)
     return comparison
 
 
@@ -128,6 +138,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     modes.add_argument(
         "--url-of", action="append", default=[], metavar="NAME=URL", type=_name_and_value, help="where one answers"
     )
+    modes.add_argument(
+        "--overlay-of",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        type=_name_and_value,
+        help="an overlay over one mode's config",
+    )
+    parser.add_argument(
+        "--by-worker",
+        action="store_true",
+        help="report also, of --serve modes, what each worker computed and fetched and how evenly that was spread",
+    )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of runs (default 10)")
     parser.add_argument("--attempts", type=int, default=3, help="runs at most to get one without foreign load")
     parser.add_argument("--start-limit-s", type=float, default=300.0, help="for a server to be healthy (default 300)")
@@ -151,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options=options,
         attempts=arguments.attempts,
         start_limit_s=arguments.start_limit_s,
+        by_worker=arguments.by_worker,
     )
     ratios, ratio_records = ratio_table(comparison)
     by = ("mode", "workload")
@@ -165,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         save(arguments, "load_tests.compare_modes", arguments_given, tables, figures)
     print("\n\n".join(table for _, table in tables))
     print(json.dumps(figures))
-    return 1 if comparison.failure or any(row["failed"] for row in comparison.rows) else 0
+    return comparison.exit_code or int(bool(comparison.failure) or any(row["failed"] for row in comparison.rows))
 
 
 async def _measure_mode(
@@ -175,6 +199,7 @@ async def _measure_mode(
     seed: int,
     options: LoadOptions,
     attempts: int,
+    read_work: Callable[[], Awaitable[list[WorkerWork]]] | None,
 ) -> list[Row]:
     model = options.model or await first_model(spec.base_url, options.api_key)
     processes = ServerProcesses(root_pids=(server.pid,))
@@ -183,7 +208,7 @@ async def _measure_mode(
         for workload in workloads:
             await warm_up(client, workload, seed, options)
             for attempt in range(attempts):
-                result = await measure(client, workload, seed + attempt, options, processes)
+                result = await measure(client, workload, seed + attempt, options, processes, read_work)
                 rows.append({**result.as_row(), "kept": result.is_usable})
                 report_progress(
                     f"  {workload.name}: {number(rows[-1]['output_tokens_per_s'])} output tokens/s, "
@@ -192,6 +217,13 @@ async def _measure_mode(
                 if not result.has_foreign_load:
                     break
     return rows
+
+
+def _reader_of(server: ServerProcess) -> Callable[[], Awaitable[list[WorkerWork]]]:
+    address = server.ray_address()
+    if address is None:
+        raise CountersError("none of the server's processes names a Ray session, so its workers cannot be asked")
+    return functools.partial(ask_work, address, with_token=True)
 
 
 def _serve_mode(text: str) -> tuple[str, str, str]:
@@ -210,16 +242,21 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 
 def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
-    urls = dict(arguments.url_of)
+    urls, overlays = dict(arguments.url_of), dict(arguments.overlay_of)
     specs: list[ServerSpec] = []
     for kind, name, value in arguments.modes:
-        make = serve_config if kind == "serve" else server_command
-        specs.append(make(name, value, urls.pop(name, arguments.url)))
+        url = urls.pop(name, arguments.url)
+        if kind == "serve":
+            specs.append(serve_config(name, value, url, overlays.pop(name, None)))
+        else:
+            specs.append(server_command(name, value, url))
     names = [spec.name for spec in specs]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(f"the modes are {names}; give at least two, each with its own name")
     if urls:
         raise ValueError(f"--url-of names {', '.join(urls)}, which is none of the modes {', '.join(names)}")
+    if overlays:
+        raise ValueError(f"--overlay-of names {', '.join(overlays)}, which is none of the modes of --serve")
     return specs
 
 

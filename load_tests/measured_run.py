@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from load_tests.driver import drive
 from load_tests.metrics import ServiceLevel, Summary, summarise
 from load_tests.processes import ServerProcesses
 from load_tests.request_record import RequestRecord
+from load_tests.worker_work import WorkerWork, work_between, work_figures
 from load_tests.workloads import DEFAULT_TOKEN_IDS, PlannedRequest, PromptKind, Workload, draw_priming, draw_requests
 
 Row = dict[str, Any]
@@ -64,6 +66,8 @@ class RunResult:
     summary: Summary
     cpu: CpuUsage
     foreign_limit: float
+    work: Mapping[str, Any] = field(default_factory=dict)
+    """What the server's workers did meanwhile (`work_figures`), where they were asked."""
 
     @property
     def has_foreign_load(self) -> bool:
@@ -86,6 +90,7 @@ class RunResult:
             "cpu_s": {label: round(cpu_s, 3) for label, cpu_s in sorted(self.cpu.by_label_s.items())},
             "foreign_cpu_share": None if share is None else round(share, 4),
             "foreign_load": self.has_foreign_load,
+            **self.work,
         }
         if output_tokens:
             row["cpu_ms_per_output_token"] = {
@@ -107,18 +112,29 @@ async def warm_up(client: CompletionClient, workload: Workload, seed: int, optio
 
 
 async def measure(
-    client: CompletionClient, workload: Workload, seed: int, options: LoadOptions, server: ServerProcesses
+    client: CompletionClient,
+    workload: Workload,
+    seed: int,
+    options: LoadOptions,
+    server: ServerProcesses,
+    read_work: Callable[[], Awaitable[list[WorkerWork]]] | None = None,
 ) -> RunResult:
     """Runs `workload` once with prompts and arrivals of `seed`, and measures the CPU time of `server` meanwhile. A
-    workload that is to be primed is, before."""
+    workload that is to be primed is, before. `read_work` is called before and after.
+
+    Raises:
+        CountersError: of `read_work`, or because workers were replaced.
+    """
     workload = options.shaped(workload)
     if workload.is_primed:
         priming = draw_priming(workload, seed, kind=options.prompt_kind, token_ids=options.token_ids)
         await send_all(client, priming, closed_loop(len(priming), options.in_flight))
     requests = draw_requests(workload, seed, kind=options.prompt_kind, token_ids=options.token_ids)
     plan = options.plan(workload.requests, seed)
+    before = await read_work() if read_work is not None else []
     with CpuMeter(server) as meter:
         records = await send_all(client, requests, plan)
+    after = await read_work() if read_work is not None else []
     return RunResult(
         workload=workload.name,
         seed=seed,
@@ -126,6 +142,7 @@ async def measure(
         summary=summarise(records, options.level),
         cpu=meter.usage,
         foreign_limit=options.foreign_limit,
+        work={} if read_work is None else work_figures(work_between(before, after)),
     )
 
 

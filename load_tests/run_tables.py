@@ -22,13 +22,22 @@ FIGURES = (
 )
 """What is shown of every run. All else is in the JSON."""
 
-FIGURES_IF_KNOWN = ("slo_attainment", "goodput_requests_per_s", "server_cpu_ms_per_output_token")
+FIGURES_IF_KNOWN = (
+    "slo_attainment",
+    "goodput_requests_per_s",
+    "server_cpu_ms_per_output_token",
+    "cached_prompt_tokens",
+    "prefill_computed_tokens",
+    "prefill_fetched_tokens",
+    "busiest_to_mean_tokens",
+    "busiest_to_mean_busy",
+)
 """Shown too when a run has them."""
 
 
 def shown_figures(rows: Iterable[dict[str, Any]]) -> list[str]:
     rows = list(rows)
-    return [*FIGURES, *(figure for figure in FIGURES_IF_KNOWN if any(figure in row for row in rows))]
+    return [*FIGURES, *(figure for figure in FIGURES_IF_KNOWN if any(row.get(figure) is not None for row in rows))]
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -18,12 +18,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import psutil  # type: ignore[import-untyped]
 
+from app.overlay import OVERLAY_VARIABLE
 from load_tests.processes import ServerProcesses, read_process_table, select, this_process_and_ancestors
 
 _ASK_EVERY_S = 0.25
@@ -47,15 +48,21 @@ class ServerSpec:
     command: tuple[str, ...]
     base_url: str
     own_ray_session: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    """Over this process's own."""
 
 
-def serve_config(name: str, config: str, base_url: str) -> ServerSpec:
-    """A Serve config file, run by the `serve` of this Python's environment. Raises FileNotFoundError."""
+def serve_config(name: str, config: str, base_url: str, overlay: str | None = None) -> ServerSpec:
+    """A Serve config file, run by the `serve` of this Python's environment, with an overlay merged over its `args` if
+    one is given. Raises FileNotFoundError."""
     if not Path(config).is_file():
         raise FileNotFoundError(f"mode {name!r}: there is no Serve config {config!r}; give a path to a YAML file")
+    if overlay is not None and not Path(overlay).is_file():
+        raise FileNotFoundError(f"mode {name!r}: there is no overlay {overlay!r}; give a path to a YAML file")
+    environment = {} if overlay is None else {OVERLAY_VARIABLE: str(Path(overlay).resolve())}
     # `--address local` starts a session even where Ray would find a running cluster by itself.
     command = (sys.executable, "-m", "ray.serve.scripts", "run", "--address", "local", config)
-    return ServerSpec(name, command, base_url, own_ray_session=True)
+    return ServerSpec(name, command, base_url, own_ray_session=True, environment=environment)
 
 
 def server_command(name: str, command_line: str, base_url: str) -> ServerSpec:
@@ -85,6 +92,15 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    def ray_address(self) -> str | None:
+        """Of the server's own Ray session, as its processes were told it; None when it has none."""
+        for row in select(read_process_table(), ServerProcesses(root_pids=(self.pid,))):
+            for argument in row.command:
+                option, _, address = argument.partition("=")
+                if option == "--gcs-address" and address:
+                    return address
+        return None
+
     def __enter__(self) -> ServerProcess:
         if _answers(self._spec.base_url):
             raise ServerFailedError(
@@ -92,7 +108,7 @@ class ServerProcess:
             )
         # Short, because Ray makes socket files below it and their paths may have 107 bytes.
         self._folder = tempfile.mkdtemp(prefix="eqp-", dir="/tmp")
-        environment = {**os.environ, _MARK: self._folder}
+        environment = {**os.environ, **self._spec.environment, _MARK: self._folder}
         if self._spec.own_ray_session:
             environment.pop("RAY_ADDRESS", None)
             environment["RAY_TMPDIR"] = self._folder

@@ -125,6 +125,16 @@ WORKLOADS: dict[str, Workload] = {
         Workload("balanced", requests=48, unique_tokens=256, output_tokens=64),
         Workload("shared-prefix", requests=60, unique_tokens=32, output_tokens=32, prefixes=6, prefix_tokens=768),
         working_set(POOL_TOKENS, POOL_MULTIPLE),
+        Workload(
+            "zipf-prefixes",
+            requests=480,
+            unique_tokens=32,
+            output_tokens=16,
+            prefixes=40,
+            prefix_tokens=1024,
+            zipf=1.1,
+            is_primed=True,
+        ),
     )
 }
 
@@ -168,7 +178,7 @@ def draw_priming(
     rng = random.Random(f"{workload}/priming/{seed}")
     return [
         _planned(prefix + _draw(rng, drawn_from, workload.unique_tokens), workload, kind)
-        for prefix in reversed(prefixes)
+        for prefix in reversed(prefixes[: workload.requests])  # the first ones are used first
     ]
 
 

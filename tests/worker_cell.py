@@ -23,7 +23,13 @@ from tests.flow_client import FlowClient
 
 @contextmanager
 def worker_cell(
-    model: str, roles: Mapping[Role, int], engine: EngineConfig, *, store_bytes: int = 200 << 20, **store_options: Any
+    model: str,
+    roles: Mapping[Role, int],
+    engine: EngineConfig,
+    *,
+    store_bytes: int = 200 << 20,
+    share_prefixes: bool = True,
+    **store_options: Any,
 ) -> Iterator[FlowClient]:
     """Starts so many workers of each role; a store too unless they are monolithic. `store_options`: more arguments of
     `NodeStore`."""
@@ -32,7 +38,9 @@ def worker_cell(
     for role, count in roles.items():
         for _ in range(count):
             worker_id = f"{role}-{uuid.uuid4().hex[:8]}"
-            settings = WorkerSettings(model, role, engine, torch_threads=1, lease_s=30.0, fetch_timeout_s=5.0)
+            settings = WorkerSettings(
+                model, role, engine, torch_threads=1, lease_s=30.0, fetch_timeout_s=5.0, share_prefixes=share_prefixes
+            )
             started.append((worker_id, role, actor.remote(worker_id, settings)))
     directory_class: Any = DirectoryActor
     store_class: Any = NodeStore

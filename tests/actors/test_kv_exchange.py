@@ -48,9 +48,22 @@ REQUEST = EngineRequest("r", PROMPT, greedy(4))
 FOLLOW_UP = EngineRequest("r", PROMPT, greedy(4), output_token_ids=(7,))
 
 
-def make_exchange(loaded: LoadedModel, timeout_s: float = 1000.0, prefill_tokens_per_s: float = 1000.0) -> KvExchange:
+def make_exchange(
+    loaded: LoadedModel,
+    timeout_s: float = 1000.0,
+    prefill_tokens_per_s: float = 1000.0,
+    *,
+    shares_prefixes: bool = True,
+) -> KvExchange:
     rates = FetchRates(lambda: prefill_tokens_per_s, step_s=lambda: 0.0)
-    return KvExchange(loaded, rates, lease_s=30.0, fetch_timeout_s=timeout_s, publish_timeout_s=timeout_s)
+    return KvExchange(
+        loaded,
+        rates,
+        lease_s=30.0,
+        fetch_timeout_s=timeout_s,
+        publish_timeout_s=timeout_s,
+        shares_prefixes=shares_prefixes,
+    )
 
 
 def run(
@@ -83,6 +96,21 @@ def test_a_prefix_is_found_and_brought_into_the_pages_of_the_request(loaded: Loa
         assert torch.equal(kv_of(loaded, [4, 9, 2]), torch.full_like(kv_of(loaded, [4, 9, 2]), 1.5))
         await until(lambda: not store.leases)
         assert exchange.misses == {}
+
+    run(loaded, body)
+
+
+def test_without_shared_prefixes_only_what_was_handed_over_is_looked_up(loaded: LoadedModel) -> None:
+    async def body(exchange: KvExchange, store: PlainStore) -> None:
+        exchange = make_exchange(loaded, shares_prefixes=False)
+        exchange.use_store(store.address())
+        assert await exchange.find(REQUEST, None) is None
+        assert store.lookups == 0
+        found = await exchange.find(FOLLOW_UP, hand_over())
+        assert found is not None
+        assert found.num_tokens == len(PROMPT)
+        exchange.give_up(found)
+        await until(lambda: not store.leases)
 
     run(loaded, body)
 

@@ -1,10 +1,10 @@
-"""What an ingress says of itself while workers come, stall, fall silent and go."""
+"""What an ingress says of itself while workers come, stall, fall silent and go, and whom it asks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -35,8 +35,8 @@ class PlainControl:
 
     suspect = watch
 
-    def list_workers(self, *workers: PlainWorker) -> None:
-        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), None)
+    def list_workers(self, *workers: PlainWorker, directory: Any = None) -> None:
+        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), directory)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -49,10 +49,28 @@ class PlainControl:
         return self._view
 
 
+class PlainDirectory:
+    """Counts how often it is asked what is stored."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @property
+    def match_blocks(self) -> PlainDirectory:
+        return self
+
+    async def remote(self, keys: bytes) -> int:
+        self.asked += 1
+        return 0
+
+
 @asynccontextmanager
-async def frontend_of(tokenizer: Any, stall_timeout_s: float) -> AsyncGenerator[tuple[Frontend, PlainControl]]:
+async def frontend_of(
+    tokenizer: Any, stall_timeout_s: float = 1000.0, **settings_given: Any
+) -> AsyncGenerator[tuple[Frontend, PlainControl]]:
     control = PlainControl()
-    settings = AppSettings.model_validate({"mode": "static", "ingress": {"stall_timeout_s": stall_timeout_s}})
+    ingress = {"stall_timeout_s": stall_timeout_s}
+    settings = AppSettings.model_validate({"mode": "static", "ingress": ingress, **settings_given})
     frontend = Frontend(settings, tokenizer, "tiny", control, DefaultSampling())
     try:
         yield frontend, control
@@ -108,5 +126,26 @@ def test_a_worker_with_work_that_does_no_step_is_named_until_it_does(byte_level_
             await until(lambda: named() == ["d"])
             decode.steps += 1
             await until(lambda: named() == [])
+
+    run(body)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_the_directory_is_asked_what_is_stored_only_where_prefixes_are_shared(
+    byte_level_tokenizer: Any, is_shared: bool
+) -> None:
+    async def body() -> None:
+        store = {"share_prefixes": is_shared}
+        async with frontend_of(byte_level_tokenizer, store=store) as (frontend, control):
+            prefill, directory = PlainWorker("p", "prefill"), PlainDirectory()
+            control.list_workers(prefill, PlainWorker("d", "decode"), directory=directory)
+            await until(lambda: frontend.health_problems() == [])
+            request = CompletionRequest.model_validate({"model": "tiny", "prompt": list(range(3, 43))})
+            async with aclosing(frontend.completion(request, PUBLIC).pieces()) as pieces:
+                first = asyncio.ensure_future(anext(pieces))
+                await until(lambda: bool(prefill.submitted))
+                assert directory.asked == int(is_shared)
+                first.cancel()
+                await asyncio.wait({first})
 
     run(body)

@@ -17,6 +17,7 @@ from app.settings import SettingsError
 FOLDER = Path(__file__).parents[2] / "serve_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 OVERLAYS = sorted((FOLDER / "overlays").glob("*.yaml"))
+MEASURED = sorted((FOLDER.parent / "load_tests" / "overlays").glob("*.yaml"))
 FOR_TWO_CORES = FOLDER / "overlays" / "cpu-tiny.yaml"
 
 
@@ -53,6 +54,15 @@ def test_every_overlay_goes_over_the_local_file(overlay: Path) -> None:
     assert (
         read_serve_config(FOLDER / "local.yaml", overlay).settings != read_serve_config(FOLDER / "local.yaml").settings
     )
+
+
+@pytest.mark.parametrize("overlay", MEASURED, ids=lambda path: path.name)
+def test_every_overlay_of_a_measurement_holds(overlay: Path) -> None:
+    base = "local-2p1d.yaml" if overlay.name.startswith("zipf") else "local.yaml"
+    settings = read_serve_config(FOLDER / base, overlay).settings
+    assert settings.engine.dtype == "bfloat16"
+    assert settings.store.share_prefixes == ("local" not in overlay.name)
+    assert (settings.ingress.dispatch.policy == "load_aware") == settings.store.share_prefixes
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

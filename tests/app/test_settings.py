@@ -36,6 +36,12 @@ def test_defaults_are_a_static_pair_on_whatever_device_there_is() -> None:
     assert load_settings({"mode": "monolithic"}).roles == ("monolithic",)
 
 
+def test_prefixes_are_shared_unless_told_otherwise() -> None:
+    assert load_settings({}).store.share_prefixes
+    assert not load_settings({"store": {"share_prefixes": False}}).store.share_prefixes
+    assert problems({"store": {"share_prefixes": "perhaps"}})
+
+
 def test_every_field_is_documented() -> None:
     for model in vars(settings_module).values():
         if isinstance(model, type) and issubclass(model, BaseModel):

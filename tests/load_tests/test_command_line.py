@@ -16,9 +16,10 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_named_workloads_but_the_working_set_by_default_in_closed_loop() -> None:
+def test_named_workloads_that_need_no_priming_by_default_in_closed_loop() -> None:
     arguments = parse()
-    assert workloads_from(arguments) == [each for each in WORKLOADS.values() if each.name != "working-set"]
+    names = [each.name for each in workloads_from(arguments)]
+    assert names == ["prefill-heavy", "decode-heavy", "balanced", "shared-prefix"]
     plan = load_options_from(arguments).plan(3, seed=1)
     assert plan.max_in_flight == 16
     assert len(plan.due_s) == 3

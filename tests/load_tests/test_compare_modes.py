@@ -130,17 +130,19 @@ def test_ending_the_comparison_ends_the_server(
         *("--command", f"a={command('--stray', str(pid_file), '--first-token-s', '600')}", "--command", "b=true"),
         *("--url", f"http://127.0.0.1:{unused_port}", "--rounds", "1", "-w", "balanced"),
     ]
-    process = subprocess.Popen([sys.executable, "-m", "load_tests.compare_modes", *arguments], stderr=subprocess.PIPE)
+    command_line = [sys.executable, "-m", "load_tests.compare_modes", *arguments]
+    process = subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         until(lambda: pid_file.exists() and pid_file.read_text() != "")
         (server,) = psutil.Process(process.pid).children()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
+    assert json.loads(out.splitlines()[-1])["failure"] == "it was told to end"
     assert not server.is_running()
     stray = int(pid_file.read_text())
     assert not psutil.pid_exists(stray) or psutil.Process(stray).status() == psutil.STATUS_ZOMBIE
@@ -155,6 +157,7 @@ def test_ending_the_comparison_ends_the_server(
         (["--command", "a=true", "--serve", "b=no/such.yaml"], "there is no Serve config"),
         (["--command", "a=true", "--command", "b=true", "--url-of", "c=http://x"], "none of the modes"),
         (["--command", "a=true", "--command", "b=true", "--url-of", "c"], "NAME=VALUE"),
+        (["--command", "a=true", "--command", "b=true", "--overlay-of", "a=x"], "none of the modes of --serve"),
         (["--command", "a=true", "--command", "b=true", "--rounds", "0"], "at least 1"),
     ],
 )
@@ -172,8 +175,10 @@ def test_modes_keep_their_order_and_their_addresses(tmp_path: Path) -> None:
         modes=[("command", "vllm", "python -m vllm"), ("serve", "mine", str(config))],
         url="http://127.0.0.1:8000",
         url_of=[("vllm", "http://127.0.0.1:8100")],
+        overlay_of=[("mine", str(config))],
     )
     first, second = compare_modes._specs(arguments)
     assert (first.name, first.base_url, first.own_ray_session) == ("vllm", "http://127.0.0.1:8100", False)
     assert (second.name, second.base_url, second.own_ray_session) == ("mine", "http://127.0.0.1:8000", True)
     assert os.path.basename(second.command[-1]) == "local.yaml"
+    assert (first.environment, second.environment) == ({}, {"EQUIPOISE_OVERLAY": str(config)})

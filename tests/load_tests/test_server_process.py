@@ -5,6 +5,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,27 @@ def test_a_served_config_gets_a_ray_session_of_its_own(
     # Ray's sockets lie some 60 bytes below it, and may have 107.
     assert len(environment["RAY_TMPDIR"]) < 40
     assert not Path(environment["RAY_TMPDIR"]).exists()
+
+
+def test_an_overlay_is_named_in_the_servers_environment_alone(
+    server_script: Path, unused_port: int, tmp_path: Path
+) -> None:
+    config, overlay = tmp_path / "config.yaml", tmp_path / "overlay.yaml"
+    config.touch()
+    with pytest.raises(FileNotFoundError, match="no overlay"):
+        serve_config("tiny", str(config), "http://x", str(overlay))
+    overlay.touch()
+    made = serve_config("tiny", str(config), f"http://127.0.0.1:{unused_port}", str(overlay))
+    command = (sys.executable, str(server_script), "--port", str(unused_port))
+    with ServerProcess(replace(made, command=command)) as server:
+        assert psutil.Process(server.pid).environ()["EQUIPOISE_OVERLAY"] == str(overlay)
+    assert "EQUIPOISE_OVERLAY" not in os.environ
+
+
+def test_the_ray_session_is_the_one_that_the_servers_own_processes_name(server_script: Path, unused_port: int) -> None:
+    server_command_line = f"{sys.executable} {server_script} --port {unused_port}"
+    with_raylet = f"{sys.executable} -c 'import time; time.sleep(600)' --gcs-address=127.0.0.1:4321 & exec "
+    for beside, address in ((with_raylet, "127.0.0.1:4321"), ("exec ", None)):
+        made = ServerSpec("tiny", ("sh", "-c", beside + server_command_line), f"http://127.0.0.1:{unused_port}")
+        with ServerProcess(made, stop_limit_s=2.0) as server:
+            assert server.ray_address() == address

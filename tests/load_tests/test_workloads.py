@@ -19,6 +19,7 @@ SHAPES = {  # requests, prompt tokens, output tokens
     "balanced": (48, 256, 64),
     "shared-prefix": (60, 800, 32),
     "working-set": (320, 544, 16),
+    "zipf-prefixes": (480, 1056, 16),
 }
 
 
@@ -84,6 +85,13 @@ def test_the_working_set_is_four_pools_of_8192_tokens_by_zipf() -> None:
         assert abs(count - 320 / rank / harmonic) < 1.0
 
 
+def test_zipf_prefixes_has_a_favourite_and_a_long_tail() -> None:
+    uses = uses_by_rank(WORKLOADS["zipf-prefixes"], seed=1)
+    # 480 requests by rank ** -1.1 over 40 ranks, whose sum is 3.678: 130.5 for the first, 60.9 for the second, ... 2.3.
+    assert (uses[0], uses[1], uses[-1]) in [(130, 61, 2), (131, 61, 2)]
+    assert (len(uses), sum(uses)) == (40, 480)
+
+
 @pytest.mark.parametrize("zipf", [0.0, 0.7, 1.0, 1.6])
 @pytest.mark.parametrize("scale", [0.2, 0.5, 1.0])
 def test_every_prefix_of_a_working_set_is_used(zipf: float, scale: float) -> None:
@@ -104,6 +112,14 @@ def test_priming_sends_each_prefix_once_and_nothing_else_of_the_run() -> None:
     assert max(common_prefix_length(a, b) for a in priming for b in run) < 64 + 4
     # The most used prefix is the one that a cache has seen last.
     assert priming[-1][:64] == Counter(prompt[:64] for prompt in run).most_common(1)[0][0]
+
+
+@pytest.mark.parametrize("zipf", [None, 1.1])
+@pytest.mark.parametrize("requests", [1, 3, 9])
+def test_priming_sends_what_a_small_part_of_a_run_uses(requests: int, zipf: float | None) -> None:
+    workload = Workload("w", requests, unique_tokens=2, output_tokens=1, prefixes=7, prefix_tokens=20, zipf=zipf)
+    used = {request.prompt[:20] for request in draw_requests(workload, 3)}
+    assert {request.prompt[:20] for request in draw_priming(workload, 3)} == used
 
 
 def test_the_law_changes_how_often_prefixes_are_used_and_not_what_they_are() -> None:
