@@ -3,10 +3,10 @@
     python -m load_tests.beside_vidur --trace FILE --vidur-python PYTHON --repository FOLDER [--wheel FOLDER]
 
 Vidur (https://github.com/microsoft/vidur) gets its best case: metrics off, one process, times of operations from tables
-that are filled beforehand (`vidur_run.py`, which says what is timed). Both sides simulate Llama-3-8B on A100s, prompts in
-chunks beside decodes, with the same limits of a step, the same room for KV and the same times of operations, so that they
-make about the same steps; the table shows what came out. Traces that Vidur replays say nothing of shared prefixes, so
-ours runs without any reuse, and once more with all that it has: prefixes on the instance, a DRAM and a disk tier,
+that are filled beforehand (`vidur_run.py`, which says what is timed). Both sides simulate Llama-3-8B on A100s, prompts
+in chunks beside decodes, with the same limits of a step, the same room for KV and the same times of operations, so that
+they make about the same steps; the table shows what came out. Traces that Vidur replays say nothing of shared prefixes,
+so ours runs without any reuse, and once more with all that it has: prefixes on the instance, a DRAM and a disk tier,
 times-to-live.
 
 Sides run in turns, each on one core; what counts is CPU time.

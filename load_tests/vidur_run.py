@@ -1,11 +1,11 @@
 """One simulation of Vidur (https://github.com/microsoft/vidur), timed: `python -I vidur_run.py JOB.json`.
 
-Runs in a Python that has what Vidur needs, and imports nothing of ours; `beside_vidur` writes the job and starts it. Two
-of Vidur's versions are known: "repository", the code of its repository, and "wheel", PyPI's 0.0.26, whose look-ups of
-times are native if the job says so.
+Runs in a Python that has what Vidur needs, and imports nothing of ours; `beside_vidur` writes the job and starts it.
+Two of Vidur's versions are known: "repository", the code of its repository, and "wheel", PyPI's 0.0.26, whose look-ups
+of times are native if the job says so.
 
-Vidur learns from profiles how long each operation takes, and tabulates that before the simulation begins, which looks it
-up. The tables are filled by `Times` here, so nothing is learned, and no profile is needed. What is timed is
+Vidur learns from profiles how long each operation takes, and tabulates that before the simulation begins, which looks
+it up. The tables are filled by `Times` here, so nothing is learned, and no profile is needed. What is timed is
 `Simulator.run` alone: no import, no reading of the trace, no table; metrics and plots are off.
 """
 
