@@ -3,11 +3,11 @@
     python -m load_tests.beside_vidur --trace FILE --vidur-python PYTHON --repository FOLDER [--wheel FOLDER]
 
 Vidur (https://github.com/microsoft/vidur) gets its best case: metrics off, one process, times of operations from tables
-that are filled beforehand (`vidur_run.py`, which says what is timed). Both sides simulate Llama-3-8B on A100s, prompts
-in chunks beside decodes, with the same limits of a step, the same room for KV and the same times of operations, so that
-they make about the same steps; the table shows what came out. Traces that Vidur replays say nothing of shared prefixes,
-so ours runs without any reuse, and once more with all that it has: prefixes on the instance, a DRAM and a disk tier,
-times-to-live.
+that are filled beforehand (`vidur_run.py`, which says what is timed). Ours is timed with its figures; with
+`--vidur-metrics` so is Vidur. Both sides simulate Llama-3-8B on A100s, prompts in chunks beside decodes, with the same
+limits of a step, the same room for KV and the same times of operations, so that they make about the same steps; the
+table shows what came out. Traces that Vidur replays say nothing of shared prefixes, so ours runs without any reuse, and
+once more with all that it has: prefixes on the instance, a DRAM and a disk tier, times-to-live.
 
 Sides run in turns, each on one core; what counts is CPU time.
 """
@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--vidur-python", required=True, metavar="PYTHON", help="that has what Vidur imports")
     parser.add_argument("--repository", type=Path, metavar="FOLDER", help="Vidur's repository; holds `vidur`")
     parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="PyPI's vidur 0.0.26, unpacked")
+    parser.add_argument(
+        "--vidur-metrics", action="store_true", help="let Vidur gather its own (the wheel writes them, too)"
+    )
     parser.add_argument("--requests", type=int, metavar="N", help="the first N only")
     parser.add_argument("--rate-factor", type=float, default=1.0, help="requests come so many times as fast")
     parser.add_argument("--replicas", type=int, default=1, metavar="N")
@@ -119,15 +122,15 @@ def one_turn(arguments: argparse.Namespace, trace: Trace, timing: Timing) -> Ite
             job = vidur_job(trace, timing, limits, arguments.replicas) | {
                 "version": version,
                 "folder": str(folder.absolute()),
+                "metrics": arguments.vidur_metrics,
             }
             yield f"Vidur, {version}", vidur_run(arguments.vidur_python, trace, job)
 
 
 def our_run(trace: Trace, timing: Timing, settings: SimulationSettings) -> dict[str, float]:
     begin_s = time.process_time()
-    result = simulate(trace, timing, settings)
+    figures = simulate(trace, timing, settings).summary()
     cpu_s = time.process_time() - begin_s
-    figures = result.summary()
     return {"cpu_s": cpu_s, "completed": figures["completed_requests"]} | {
         name: figures[name] for name in ("makespan_s", "ttft_mean_s", "e2e_mean_s")
     }

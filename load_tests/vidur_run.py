@@ -6,7 +6,7 @@ of times are native if the job says so.
 
 Vidur learns from profiles how long each operation takes, and tabulates that before the simulation begins, which looks
 it up. The tables are filled by `Times` here, so nothing is learned, and no profile is needed. What is timed is
-`Simulator.run` alone: no import, no reading of the trace, no table; metrics and plots are off.
+`Simulator.run` alone: no import, no reading of the trace, no table, no plot; and no metrics, unless the job says so.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def make_config(job: dict[str, Any]) -> Any:
         batching |= blocks
         traced = {}
     metrics = config.MetricsConfig(
-        write_metrics=False,
+        write_metrics=job["metrics"],
         enable_chrome_trace=False,
         store_plots=False,
         output_dir=out,
