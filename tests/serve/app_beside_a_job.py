@@ -1,0 +1,97 @@
+"""A tuning job, submitted to the cluster on which an app answers. Not collected with the other tests, since it needs a
+cluster with a dashboard, which takes jobs: `test_submitted_job.py` runs it by itself, in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.util.state import list_tasks
+
+from app.builder import build
+from tests.asked import SERVED, ask
+from tests.engine_driver import make_prompt
+from tests.running_app import APP_NAME, RunningApp, small_roles
+from tests.serve.own_cluster import ROOT
+from tests.tuning.job.job_runs import arguments, found_by, make_files, run
+from tuning.report.summary_file import read_summary
+
+ARGS = {
+    "model": "random/llama-8x8",
+    "served_model_name": SERVED,
+    "engine": {"dtype": "float32", "block_tokens": 16, "kv_cache_blocks": 256, "max_batch_tokens": 256},
+    "store": {"dram_gib": 0.01},
+    **small_roles(),
+}
+ANSWER_TOKENS = 20
+WRITTEN = {"study.journal", "inputs.json", "front.parquet", "ttl_policy.json", "serve_config.yaml", "report.html"}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """One node of two CPUs, with a dashboard."""
+    node = {"num_cpus": 2, "object_store_memory": 120 << 20, "include_dashboard": True, "dashboard_port": free_port()}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "dashboard_host": "127.0.0.1"})
+    ray.init(address=cluster.address, namespace="equipoise-tests", logging_level=logging.ERROR)
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def test_answers_keep_coming(cluster: Cluster, tmp_path: Path) -> None:
+    port = free_port()
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    serve.run(build(ARGS), name=APP_NAME, route_prefix="/")
+    app = RunningApp(f"http://127.0.0.1:{port}")
+    app.wait_healthy()
+    prompt = make_prompt(40, 1, vocab=250)
+    expected = ask(app.base_url, prompt, ANSWER_TOKENS).tokens
+
+    make_files(tmp_path)
+    dashboard = f"http://{cluster.webui_url}"
+    given = arguments(tmp_path, "--ray-cpus", "0.5", "--ray", "auto", out="by-job")
+    at = given.index("--ray")  # A submitted job need not be told.
+    del given[at : at + 2]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", dashboard]
+    job = subprocess.Popen(
+        [*command, "--working-dir", ".", "--", sys.executable, "-m", "tuning.job", *given],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    jobs = JobSubmissionClient(dashboard)
+    while_running = 0
+    while job.poll() is None:
+        begun = [each.status for each in jobs.list_jobs() if each.submission_id] == [JobStatus.RUNNING]
+        assert ask(app.base_url, prompt, ANSWER_TOKENS).tokens == expected
+        while_running += begun
+    said = job.communicate()[0]
+    assert job.returncode == 0, said
+    # The search itself takes longer than several answers.
+    assert while_running >= 3
+    assert {path.name for path in (tmp_path / "by-job").iterdir()} > WRITTEN
+    assert len(list_tasks(filters=[("name", "=", "_call")])) == 10
+
+    _, here = run(tmp_path, out="here")
+    assert found_by(read_summary(tmp_path / "by-job" / "summary.json")) == found_by(here)
