@@ -47,6 +47,7 @@ class EngineThread:
         self._inbox: deque[_Call] = deque()
         self._drained_inbox: deque[_Call] = deque()
         self._wake = threading.Condition()
+        self._num_holds = 0
         self._stopping = False
         self._turn_since_s: float | None = None
         engine.on_news = self._notify
@@ -61,6 +62,19 @@ class EngineThread:
     def call_drained(self, function: Callable[[Engine], T]) -> Future[T]:
         """`call`, but with no step in flight: none begins before those under way have ended."""
         return self._enqueue(self._drained_inbox, function)
+
+    def hold_steps(self) -> Future[None]:
+        """No step begins from now on until `resume_steps`, while calls go on; done when none is in flight. Holds add
+        up."""
+        with self._wake:
+            self._num_holds += 1
+        return self.call_drained(lambda _: None)
+
+    def resume_steps(self) -> None:
+        """Ends one hold."""
+        with self._wake:
+            self._num_holds -= 1
+            self._wake.notify()
 
     def _enqueue(self, inbox: deque[_Call], function: Callable[[Engine], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -111,7 +125,9 @@ class EngineThread:
         engine = self._engine
         while True:
             with self._wake:
-                while not (self._has_call or self._stopping or engine.has_news) and (blocked or not engine.can_begin):
+                while not (self._has_call or self._stopping or engine.has_news) and (
+                    blocked or self._num_holds or not engine.can_begin
+                ):
                     self._wake.wait()
                 if self._stopping:
                     return
@@ -120,7 +136,8 @@ class EngineThread:
                 if engine.num_in_flight == 0:
                     calls += self._drained_inbox
                     self._drained_inbox.clear()
-                may_begin = not self._drained_inbox
+                is_held = self._num_holds > 0
+                may_begin = not (self._drained_inbox or is_held)
             self._turn_since_s = time.monotonic()
             for function, future in calls:
                 if future.set_running_or_notify_cancel():
@@ -129,7 +146,7 @@ class EngineThread:
                     except Exception as error:  # handed to the caller, who knows what it means
                         future.set_exception(error)
             has_begun, result = self._run_steps(may_begin)
-            blocked = not has_begun and result.is_empty
+            blocked = not has_begun and result.is_empty and not is_held
             self._on_turn(engine, result)
             if engine.num_live_requests == 0:
                 self._check_idle()

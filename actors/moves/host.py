@@ -1,0 +1,144 @@
+"""A worker that hosts parts of others' instances: answers what their homes ask, in its engine's thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from actors.engine.engine import Engine
+from actors.engine.hosting import HostedInstance
+from actors.engine.module_transfer import read_chunk, read_weights, write_chunk, write_weights
+from actors.engine.room import GrantRefusedError
+from actors.engine.stage_work import decode_work, encode_done
+from actors.engine_thread import EngineStoppedError, EngineThread
+from actors.moves.questions import Fields, Kind, QuestionError, encode
+from migrate.links.calls import Question, Tensors
+
+Reply = tuple[bytes, Tensors]
+
+logger = logging.getLogger("ray.serve")
+
+_REFUSALS = (GrantRefusedError, EngineStoppedError, ValueError, KeyError)
+"""What is wrong with a question, and not with this worker. Messages and transfers that are none are ValueErrors."""
+
+
+class MoveHost:
+    """Serves questions of other workers. A home is known by the link that it asks over: its worker id is its
+    instance's, so that nobody reaches another's part."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+        self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
+            Kind.STAGE: _run_stage,
+            Kind.GRANT: _grant,
+            Kind.WRITE_WEIGHTS: _write_weights,
+            Kind.WRITE_PAGES: _write_pages,
+            Kind.USE_VERSION: _use_version,
+            Kind.RELEASE: _release,
+            Kind.READ_WEIGHTS: _read_weights,
+            Kind.READ_PAGES: _read_pages,
+            Kind.MOVE_BLOCKS: _move_blocks,
+            Kind.DIRTY_POINT: _dirty_point,
+            Kind.DIRTY_SINCE: _dirty_since,
+        }
+
+    def serve(self, question: Question) -> None:
+        """Does not wait. See `LinkCalls`."""
+        try:
+            work = self._work[Kind(question.message.kind)]
+        except ValueError:
+            question.refuse(f"this worker knows no question of the kind {question.message.kind}")
+            return
+
+        def done(future: Future[Reply]) -> None:
+            error = future.exception()
+            if error is None:
+                question.answer(*future.result())
+                return
+            if not isinstance(error, _REFUSALS):
+                logger.error("a question of worker %s failed", question.peer, exc_info=error)
+            question.refuse(f"{type(error).__name__}: {error}")
+
+        self._thread.call(lambda engine: work(engine, question)).add_done_callback(done)
+
+
+def _hosted(engine: Engine, question: Question) -> HostedInstance:
+    hosted = engine.grants.instances.get(question.peer)
+    if hosted is None:
+        raise QuestionError(f"nothing of instance {question.peer!r} is hosted here")
+    return hosted
+
+
+def _run_stage(engine: Engine, question: Question) -> Reply:
+    hosted = _hosted(engine, question)
+    work = decode_work(question.message.meta, question.message.tensors, hosted.limits)
+    return encode_done(hosted.run(work))
+
+
+def _grant(engine: Engine, question: Question) -> Reply:
+    wanted, layout = Fields(question.message.meta).grant(), engine.loaded.layout
+    # Room is made by moving own blocks, and lanes elsewhere would have to follow before the next step.
+    if len(engine.loaded.lanes.lanes) < layout.num_layers * layout.num_kv_heads:
+        raise GrantRefusedError("this worker's own layers or heads lie elsewhere; it takes others' when they are home")
+    granted = engine.grant(question.peer, wanted.lanes, wanted.layers, wanted.num_blocks, wanted.fingerprint)
+    return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks), ()
+
+
+def _write_weights(engine: Engine, question: Question) -> Reply:
+    fields = Fields(question.message.meta)
+    _hosted(engine, question)
+    (data,) = _tensors(question, 1)
+    write_weights(engine.loaded.layer_memory, fields.number("layer"), data, fields.hex("checksum"))
+    return b"", ()
+
+
+def _write_pages(engine: Engine, question: Question) -> Reply:
+    hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
+    (data,) = _tensors(question, 1)
+    write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
+    return b"", ()
+
+
+def _use_version(engine: Engine, question: Question) -> Reply:
+    _hosted(engine, question).use_version(Fields(question.message.meta).number("version"))
+    return b"", ()
+
+
+def _release(engine: Engine, question: Question) -> Reply:
+    fields = Fields(question.message.meta)
+    lanes, layers = fields.lanes(), fields.numbers("layers")
+    grown = engine.release(question.peer, lanes or None, layers)
+    return encode(grown_blocks=grown), ()
+
+
+def _read_weights(engine: Engine, question: Question) -> Reply:
+    _hosted(engine, question)
+    data, checksum = read_weights(engine.loaded.layer_memory, Fields(question.message.meta).number("layer"))
+    return encode(checksum=checksum.hex()), (data,)
+
+
+def _read_pages(engine: Engine, question: Question) -> Reply:
+    hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
+    return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
+
+
+def _move_blocks(engine: Engine, question: Question) -> Reply:
+    _hosted(engine, question).move_blocks(Fields(question.message.meta).moves())
+    return b"", ()
+
+
+def _dirty_point(engine: Engine, question: Question) -> Reply:
+    return encode(point=_hosted(engine, question).dirty_blocks.point()), ()
+
+
+def _dirty_since(engine: Engine, question: Question) -> Reply:
+    point = Fields(question.message.meta).number("point")
+    return encode(blocks=_hosted(engine, question).dirty_blocks.since(point)), ()
+
+
+def _tensors(question: Question, count: int) -> Tensors:
+    tensors = question.message.tensors
+    if len(tensors) != count:
+        raise QuestionError(f"{len(tensors)} tensors came; expected {count}")
+    return tensors
