@@ -1,6 +1,7 @@
 """API keys: who a request comes from, and the cache salt that keeps one key's KV blocks from another's.
 
-The server knows keys by their SHA-256 only, from a file of lines `name sha256-hex`. Keys are long random strings (this
+The server knows keys by their SHA-256 only, from a file of lines `name sha256-hex`, with limits behind it if there are
+to be any: `requests_per_min=60 max_inflight=4`. Keys are long random strings (this
 module makes them), so a plain hash is enough; a password would need a slow one.
 
     python -m app.api_keys new alice >> keys
@@ -11,16 +12,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+
+from app.key_limits import NO_LIMITS, KeyLimits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _KEY_PREFIX = "eq-"
+_LEAST = {"requests_per_min": 1e-6, "max_inflight": 1.0}
 _SALT_DOMAIN = b"equipoise/cache-salt/1"
 
 
@@ -30,6 +36,7 @@ class Principal:
 
     name: str
     salt: bytes
+    limits: KeyLimits = NO_LIMITS
 
 
 PUBLIC = Principal("public", hashlib.sha256(_SALT_DOMAIN + b"/public").digest())
@@ -41,30 +48,34 @@ class ApiKeysError(ValueError):
 
 
 class ApiKeys:
-    """The keys that are let in. `hashes` maps a name to the SHA-256 of its key."""
+    """The keys that are let in. `hashes` maps a name to the SHA-256 of its key, `limits` some names to what they may
+    ask for."""
 
-    def __init__(self, hashes: dict[str, bytes]) -> None:
+    def __init__(self, hashes: dict[str, bytes], limits: Mapping[str, KeyLimits] = MappingProxyType({})) -> None:
         self._entries = tuple(
-            (digest, Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"))) for name, digest in hashes.items()
+            (digest, Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"), limits.get(name, NO_LIMITS)))
+            for name, digest in hashes.items()
         )
 
     @classmethod
     def load(cls, path: str | Path) -> ApiKeys:
-        """Reads a key file: UTF-8, one `name sha256-hex` a line; blank lines and lines that begin with # are skipped.
+        """Reads a key file: UTF-8, one `name sha256-hex`, with any limits, a line; blank lines and lines that begin
+        with # are skipped.
 
-        Raises ApiKeysError for a bad line, a name or a key given twice, and a file without any key (which would lock
-        everybody out, and is rather a mistake); OSError when the file can't be read.
+        Raises ApiKeysError for a bad line, limits included, a name or a key given twice, and a file without any key
+        (which would lock everybody out, and is rather a mistake); OSError when the file can't be read.
         """
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise ApiKeysError(f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from None
         hashes: dict[str, bytes] = {}
+        limits: dict[str, KeyLimits] = {}
         for number, line in enumerate(lines, start=1):
             fields = line.split()
             if not fields or fields[0].startswith("#"):
                 continue
-            if len(fields) != 2 or not _NAME.fullmatch(fields[0]) or not _HASH.fullmatch(fields[1]):
+            if len(fields) < 2 or not _NAME.fullmatch(fields[0]) or not _HASH.fullmatch(fields[1]):
                 raise ApiKeysError(
                     f"{path}, line {number}: it must be a name (letters, digits, '.', '_', '-'; at most 64), a space "
                     "and the SHA-256 of the key in 64 hex digits. `python -m app.api_keys new NAME` prints such a line."
@@ -75,9 +86,10 @@ class ApiKeys:
             if digest in hashes.values():
                 raise ApiKeysError(f"{path}, line {number}: the key of '{name}' is given twice. Make a new one for it.")
             hashes[name] = digest
+            limits[name] = _limits(fields[2:], f"{path}, line {number}")
         if not hashes:
             raise ApiKeysError(f"{path} has no keys. Add a line with `python -m app.api_keys new NAME`.")
-        return cls(hashes)
+        return cls(hashes, limits)
 
     def authenticate(self, header: str | None) -> Principal | None:
         """Whose key an `Authorization` header ("Bearer KEY") carries; None when it is nobody's.
@@ -104,6 +116,29 @@ def derive_salt(salt: bytes, cache_salt: str | None) -> bytes:
     for field in fields:
         digest.update(len(field).to_bytes(8, "big") + field)
     return digest.digest()
+
+
+def _limits(fields: Sequence[str], place: str) -> KeyLimits:
+    """From `requests_per_min=60 max_inflight=4`, in any order. Raises ApiKeysError, which says what is allowed."""
+    given: dict[str, float] = {}
+    for field in fields:
+        name, _, value = field.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if name not in _LEAST or name in given or not _LEAST[name] <= number < 1e9 or not _is_whole(name, number):
+            raise ApiKeysError(
+                f"{place}: {field[:40]!r} is no limit, or given twice. Allowed are requests_per_min= with a number "
+                "above 0, and max_inflight= with a whole number of at least 1."
+            )
+        given[name] = number
+    inflight = given.get("max_inflight")
+    return KeyLimits(given.get("requests_per_min"), None if inflight is None else int(inflight))
+
+
+def _is_whole(name: str, number: float) -> bool:
+    return name != "max_inflight" or number.is_integer()
 
 
 def new_key(name: str) -> tuple[str, str]:

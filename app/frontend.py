@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ray.exceptions import RayError
@@ -22,6 +23,7 @@ from app.completion_protocol import DEFAULT_MAX_TOKENS, CompletionRequest
 from app.default_sampling import DefaultSampling
 from app.dispatcher import Dispatcher
 from app.generation import Choice, Generation
+from app.key_limits import KeyUse
 from app.openai_errors import model_not_found, unavailable
 from app.openai_protocol import GenerationRequest, to_sampling
 from app.prompt_tokens import answer_tokens, check_token_ids, encode_prompt
@@ -60,6 +62,7 @@ class Frontend:
         self.table = TokenBytes(tokenizer)
         self._tokenizer = tokenizer
         self._sampling = sampling
+        self._key_use = KeyUse()
         self._owner = f"ingress-{uuid.uuid4().hex[:12]}"
         ingress = settings.ingress
         self.dispatcher = Dispatcher(
@@ -85,6 +88,10 @@ class Frontend:
             prompt = render_chat(self._tokenizer, request)
             return self._generation(request, [prompt], principal, default_tokens=None, after_text=False)
         raise TypeError(f"{type(request).__name__} is no kind of request that is answered")
+
+    def hold_key(self, principal: Principal) -> AbstractContextManager[None]:
+        """One request of a key, as long as it runs. Raises ApiError 429 on entry when it would be one too many."""
+        return self._key_use.hold(principal.name, principal.limits, asyncio.get_running_loop().time())
 
     def tokenize(self, request: TokenizeBody) -> tuple[int, ...]:
         """The prompt's token ids, as `chat` and `completion` make them. Raises ApiError."""

@@ -183,7 +183,10 @@ class Ingress:
 
     def _running(self, request: GenerationRequest, principal: Principal) -> RunningAnswer:
         frontend, timeout_s = self._frontend, self._settings.ingress.request_timeout_s
-        return RunningAnswer(request, frontend.generation(request, principal), frontend.model_name, timeout_s)
+        generation = frontend.generation(request, principal)
+        return RunningAnswer(
+            request, generation, frontend.model_name, timeout_s, lambda: self._frontend.hold_key(principal)
+        )
 
     async def _read(self, num_bytes: int, read: Callable[[], T]) -> T:
         """`read()`, of a request of so many bytes. Template and tokenizer take a second a megabyte, in which no other

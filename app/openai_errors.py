@@ -110,6 +110,11 @@ def overloaded(reason: str, *, retry_after_s: float = 1.0) -> ApiError:
     return ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, RATE_LIMIT, None, "server_overloaded", retry_after_s)
 
 
+def over_key_limit(limit: str, *, retry_after_s: float) -> ApiError:
+    message = f"Too many requests: {limit}. Try again later."
+    return ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, RATE_LIMIT, None, "rate_limit_exceeded", retry_after_s)
+
+
 def unavailable(reason: str, *, retry_after_s: float | None = 1.0) -> ApiError:
     message = f"The server cannot take this request now: {reason}."
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, SERVER, None, "service_unavailable", retry_after_s)

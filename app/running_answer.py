@@ -7,8 +7,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 from app.chat_protocol import ChatCompletionRequest
@@ -26,15 +26,27 @@ logger = logging.getLogger("ray.serve")
 
 
 class RunningAnswer:
-    """Read once, by `pieces` or `whole`. `head` is what all parts of the answer repeat."""
+    """Read once, by `pieces` or `whole`. `head` is what all parts of the answer repeat.
 
-    def __init__(self, request: GenerationRequest, generation: Generation, model: str, timeout_s: float) -> None:
+    Args:
+        hold: what the request holds while it runs; raises ApiError where it may not.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        generation: Generation,
+        model: str,
+        timeout_s: float,
+        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.request = request
         self.is_chat = isinstance(request, ChatCompletionRequest)
         self.wants_logprobs = request.top_logprob_count is not None
         self.head = AnswerHead(f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), model)
         self._generation = generation
         self._timeout_s = timeout_s
+        self._hold = hold
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`, as far as the answer has come."""
@@ -57,6 +69,12 @@ class RunningAnswer:
         """The pieces as they come, until the time limit. Raises ApiError for every way to fail. Leaving it early frees
         what the request holds anywhere."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
+        with self._hold():
+            async with aclosing(self._run(deadline)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _run(self, deadline: float) -> AsyncGenerator[Piece]:
         try:
             async with aclosing(self._generation.pieces()) as pieces:
                 while True:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api_keys import PUBLIC, ApiKeys, ApiKeysError, derive_salt, main, new_key
+from app.key_limits import KeyLimits
 
 
 def line(name: str, key: str) -> str:
@@ -195,3 +196,26 @@ def test_a_bad_name_is_refused(name: str, capsys: pytest.CaptureFixture[str]) ->
         main(["new", name])
     assert end.value.code == 2
     assert "is no name for a key" in capsys.readouterr().err
+
+
+def test_limits_stand_behind_the_hash(tmp_path: Path) -> None:
+    lines = [new_key(name)[1] for name in ("free", "slow", "both")]
+    limits = ["", " requests_per_min=0.5", " max_inflight=3  requests_per_min=60"]
+    path = tmp_path / "keys"
+    path.write_text("\n".join(line + limit for line, limit in zip(lines, limits, strict=True)))
+    keys = ApiKeys.load(path)
+    assert [principal.limits for _, principal in keys._entries] == [
+        KeyLimits(), KeyLimits(requests_per_min=0.5), KeyLimits(60.0, 3)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["60", "max_inflight=0", "max_inflight=1.5", "max_inflight=x", "requests_per_min=-1", "requests_per_min=0",
+     "requests_per_min=nan", "requests_per_min=inf", "tokens=5", "max_inflight=1 max_inflight=2"],
+)  # fmt: skip
+def test_bad_limits_are_refused_with_their_line(tmp_path: Path, limit: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# keys\n{new_key('a')[1]} {limit}\n")
+    with pytest.raises(ApiKeysError, match=r"line 2: .*requests_per_min= with a number above 0"):
+        ApiKeys.load(path)

@@ -17,7 +17,7 @@ from app.grpc_api.inference_pb2 import GenerateRequest
 from app.ingress import http
 from tests.grpc_app import LIMIT_S, grpc_client, refusal
 from tests.openai_app import OpenAIApp, RawAnswer, cached_tokens, send
-from tests.running_app import Deploy, RunningApp, small_roles
+from tests.running_app import Deploy, RunningApp, small_roles, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -32,6 +32,7 @@ class KeyedApp:
     bob: OpenAIApp
     alices_key: str
     bobs_key: str
+    carols_key: str
 
     def send(self, method: str, path: str, authorization: str | None = None) -> RawAnswer:
         headers = {} if authorization is None else {"Authorization": authorization}
@@ -39,17 +40,17 @@ class KeyedApp:
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
-    """(key file, alice's key, bob's key)"""
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str, str]:
+    """(key file, alice's key, bob's key, that of carol, who may have one request at a time)"""
     file = tmp_path_factory.mktemp("keys") / "keys.txt"
-    (alice, first), (bob, second) = new_key("alice"), new_key("bob")
-    file.write_text(f"# who may come in\n{first}\n{second}\n", encoding="utf-8")
-    return str(file), alice, bob
+    (alice, first), (bob, second), (carol, third) = (new_key(name) for name in ("alice", "bob", "carol"))
+    file.write_text(f"# who may come in\n{first}\n{second}\n{third} max_inflight=1\n", encoding="utf-8")
+    return str(file), alice, bob, carol
 
 
 @pytest.fixture(scope="module")
-def keyed(deploy: Deploy, keys: tuple[str, str, str]) -> Iterator[KeyedApp]:
-    file, alice, bob = keys
+def keyed(deploy: Deploy, keys: tuple[str, str, str, str]) -> Iterator[KeyedApp]:
+    file, alice, bob, carol = keys
     roles = small_roles()
     app = deploy(
         {
@@ -59,7 +60,7 @@ def keyed(deploy: Deploy, keys: tuple[str, str, str]) -> Iterator[KeyedApp]:
             "ingress": {**roles["ingress"], "api_keys_file": file},
         }
     )
-    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice, bob)
+    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice, bob, carol)
     with keyed.alice.client, keyed.bob.client:
         yield keyed
 
@@ -135,6 +136,33 @@ def test_grpc_knows_the_keys_and_their_caches(keyed: KeyedApp) -> None:
 
         assert [cached(keyed.alices_key), cached(keyed.alices_key), cached(keyed.bobs_key)] == [0, warm, 0]
     assert cached_tokens(keyed.alice.complete(PROMPT.upper(), max_tokens=2)) == warm
+
+
+def test_a_key_with_one_request_at_a_time(keyed: KeyedApp) -> None:
+    """A stream holds it until it is over, or left."""
+    carol = OpenAIApp.of(keyed.app, keyed.carols_key)
+    request = GenerateRequest(model=carol.model, prompt="hi", max_tokens=2)
+    with carol.client, grpc_client(keyed.app.grpc_target) as stub:
+        metadata = [("authorization", f"Bearer {keyed.carols_key}")]
+        stream = carol.complete("go on", max_tokens=2000, ignore_eos=True, stream=True)
+        next(iter(stream))
+        with pytest.raises(openai.RateLimitError) as caught:
+            carol.complete("hi", max_tokens=2)
+        assert (caught.value.code, caught.value.response.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+        code, said = refusal(lambda: stub.Generate(request, metadata=metadata, timeout=LIMIT_S))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1 requests at a time" in said
+        assert keyed.alice.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
+        stream.close()
+        wait_until(lambda: not is_refused(carol), LIMIT_S, "the stream that was left still counts")
+
+
+def is_refused(app: OpenAIApp) -> bool:
+    try:
+        app.complete("hi", max_tokens=2)
+    except openai.RateLimitError:
+        return True
+    return False
 
 
 def test_with_a_right_key_everything_answers(keyed: KeyedApp) -> None:
