@@ -1,0 +1,75 @@
+"""The files of deploy/: what they say to Ray and to us holds, and their versions are those that are tested."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.serve_config import read_serve_config
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def service() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((FOLDER / "rayservice.yaml").read_text())
+    return loaded
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    (only,) = group["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model(service: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "served.yaml"
+    path.write_text(service["spec"]["serveConfigV2"])
+    served, shipped = read_serve_config(path), read_serve_config(ROOT / "serve_configs" / "llama13b.yaml")
+    assert served.content["http_options"]["host"] == "0.0.0.0"
+    assert served.settings.ingress.api_keys_file
+    for name in ("model", "mode", "engine", "prefill", "decode"):
+        assert getattr(served.settings, name) == getattr(shipped.settings, name), name
+    assert served.settings.store.dram_gib == shipped.settings.store.dram_gib
+
+
+def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "served.yaml"
+    path.write_text(service["spec"]["serveConfigV2"])
+    settings = read_serve_config(path).settings
+    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    gpus = group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
+    assert gpus == sum(settings.role(role).replicas * settings.role(role).num_gpus for role in settings.roles)
+    assert int(group["rayStartParams"]["object-store-memory"]) == settings.plan.object_store_gib * 2**30
+
+
+def test_the_key_file_is_where_the_ingress_looks(service: dict[str, Any]) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        mounts = {mount["name"]: mount["mountPath"] for mount in container(group)["volumeMounts"]}
+        assert mounts["keys"] == "/keys"
+        assert mounts.keys() == {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+
+
+def test_the_version_of_ray_is_the_one_that_is_tested(service: dict[str, Any]) -> None:
+    (pinned,) = re.findall(r"^ray==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.M)
+    assert service["spec"]["rayClusterConfig"]["rayVersion"] == pinned
+
+
+def test_the_launchers_file_is_one_for_the_launcher() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = yaml.safe_load((FOLDER / "ray-cluster.yaml").read_text())
+    validate_config(prepare_config(config))
+    assert config["min_workers"] == config["max_workers"] == len(config["provider"]["worker_ips"])
+
+
+def test_the_image_copies_what_it_installs_from() -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    assert "--constraint constraints.txt" in text
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert not {"constraints.txt", "pyproject.toml", "app", "README.md"} & set(ignored)
