@@ -125,7 +125,7 @@ class EngineThread:
         engine = self._engine
         while True:
             with self._wake:
-                while not (self._has_call or self._stopping or engine.has_news) and (
+                while not (self._has_call or self._stopping or engine.has_news or engine.is_step_over) and (
                     blocked or self._num_holds or not engine.can_begin
                 ):
                     self._wake.wait()

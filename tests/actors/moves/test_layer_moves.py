@@ -155,7 +155,7 @@ def test_what_is_no_move_is_refused(make_worker: MakeWorker) -> None:
     home = make_worker("home")
     moves = moves_of(home)
     for wrong in (out(0, 3), back(1, 1), dataclasses.replace(out(1, 1), instance="other"), out(2, 5)):
-        with pytest.raises(ValueError, match=r"layer|instance"):
+        with pytest.raises(ValueError, match=r"layer|move of .other."):
             asyncio.run(moves.make(wrong))
     with pytest.raises(MoveFailedError, match="has no link to 'host'"):
         asyncio.run(moves.make(out(1, 1)))
