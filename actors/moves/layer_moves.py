@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
+
 from actors.engine.engine import Engine
 from actors.engine.lane_table import Lane
 from actors.engine.module_transfer import PageChunk, page_chunks, read_chunk, read_weights, write_chunk, write_weights
@@ -186,9 +188,11 @@ class LayerMoves:
 
     async def _send_pages(self, host: str, lanes: Sequence[Lane], blocks: Sequence[int], tally: _Tally) -> None:
         for chunk in await self._chunks(lanes, blocks):
-            data = await self._engine(
-                lambda engine, chunk=chunk: read_chunk(engine.loaded.arena, engine.loaded.lanes, chunk)
-            )
+
+            def read(engine: Engine, chunk: PageChunk = chunk) -> torch.Tensor:
+                return read_chunk(engine.loaded.arena, engine.loaded.lanes, chunk)
+
+            data = await self._engine(read)
             await self._ask(host, Kind.WRITE_PAGES, encode_chunk(chunk), (data,))
             tally.kv_bytes += data.nbytes
 
@@ -196,7 +200,7 @@ class LayerMoves:
         for chunk in await self._chunks(lanes, blocks):
             (data,) = (await self._ask(host, Kind.READ_PAGES, encode_chunk(chunk))).tensors
 
-            def write(engine: Engine, chunk: PageChunk = chunk, data: object = data) -> None:
+            def write(engine: Engine, chunk: PageChunk = chunk, data: torch.Tensor = data) -> None:
                 assert engine.grants.returning is not None
                 write_chunk(engine.loaded.arena, engine.grants.returning.lanes, chunk, data)
 

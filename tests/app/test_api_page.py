@@ -117,6 +117,7 @@ def test_every_status_and_kind_of_error_is_listed() -> None:
         openai_errors.forbidden("m"),
         openai_errors.model_not_found("a", "b"),
         openai_errors.overloaded("r"),
+        openai_errors.over_key_limit("l", retry_after_s=1.0),
         openai_errors.unavailable("r"),
         openai_errors.timeout(1.0),
         openai_errors.internal(),

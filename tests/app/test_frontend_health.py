@@ -141,7 +141,7 @@ def test_the_directory_is_asked_what_is_stored_only_where_prefixes_are_shared(
             control.list_workers(prefill, PlainWorker("d", "decode"), directory=directory)
             await until(lambda: frontend.health_problems() == [])
             request = CompletionRequest.model_validate({"model": "tiny", "prompt": list(range(3, 43))})
-            async with aclosing(frontend.completion(request, PUBLIC).pieces()) as pieces:
+            async with aclosing(frontend.generation(request, PUBLIC).pieces()) as pieces:
                 first = asyncio.ensure_future(anext(pieces))
                 await until(lambda: bool(prefill.submitted))
                 assert directory.asked == int(is_shared)

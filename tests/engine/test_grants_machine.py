@@ -80,7 +80,7 @@ class GrantsMachine(RuleBasedStateMachine):
         assert all(block < self.engine.blocks.num_blocks for block in plan.fresh_blocks)
         for fetch in plan.fetches:
             self.told[fetch.sequence.request_id] = self.pages_of(fetch.sequence)
-        for chunk in plan.chunks:
+        for chunk in scheduler.returned(plan):
             sequence = chunk.sequence
             first, stop = sequence.num_computed, sequence.num_computed + chunk.num_tokens
             indices = range(first // BLOCK, -(-stop // BLOCK))
@@ -96,12 +96,12 @@ class GrantsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        sequences = self.engine._sequences
+        sequences = self.engine._answers.sequences
         if sequences:
             sequence = sequences[data.draw(st.sampled_from(sorted(sequences)))]
             if sequence.request.hand_over and sequence.num_computed:
                 self.told[sequence.request_id] = self.pages_of(sequence)
-                self.engine._remove(sequence, keep_blocks=True)
+                self.engine._answers.remove(sequence, keep_blocks=True)
             else:
                 self.engine.abort(sequence.request_id)
 
@@ -236,7 +236,7 @@ class GrantsMachine(RuleBasedStateMachine):
     # The test's own
 
     def sequences(self) -> list[SequenceState]:
-        return [*self.engine._sequences.values(), *self.engine.scheduler.exports.values()]
+        return [*self.engine._answers.sequences.values(), *self.engine.scheduler.exports.values()]
 
     def blocks_with_content(self) -> dict[int, tuple[str, int]]:
         found = {block: self.owner_of_key[key] for key, block in self.engine.blocks._block_of.items()}

@@ -17,8 +17,8 @@ from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane, LaneTable
 from actors.engine.layer_memory import LayerMemory
 from actors.engine.module_transfer import page_chunks, read_chunk, read_weights, write_chunk, write_weights
-from actors.engine.scheduler import StepPlan
 from actors.engine.stage_work import StageWork
+from actors.engine.step_plan import StepPlan
 from actors.engine.step_runner import StepOutput
 from migrate.placement import Placement
 
@@ -64,7 +64,7 @@ class TwoWorkers:
         self._step: PackedStep | None = None
         self._fresh: list[int] = []
         self._local: AttentionBackend = home.loaded.model._backend
-        home._runner = self  # type: ignore[assignment]
+        home._in_flight._runner = self  # type: ignore[assignment]
         home.loaded.model._backend = self
 
     @property

@@ -39,7 +39,13 @@ def make_worker(family_folder: Callable[[str], Path], network: MemoryNetwork) ->
     made: list[LinkedWorker] = []
 
     def make(name: str, family: str = "llama", **more: object) -> LinkedWorker:
-        options = {"dtype": "float32", "block_tokens": 16, "kv_cache_blocks": 96, "max_batch_tokens": 40, "max_running_requests": 16} | more
+        options = {
+            "dtype": "float32",
+            "block_tokens": 16,
+            "kv_cache_blocks": 96,
+            "max_batch_tokens": 40,
+            "max_running_requests": 16,
+        } | more
         made.append(LinkedWorker(name, family_folder(family), EngineConfig(**options), network))  # type: ignore[arg-type]
         return made[-1]
 
