@@ -18,12 +18,13 @@ from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
 from tuning.job.axes import choice_axis, numeric_axis, ttl_axis
 from tuning.model_config import read_model_shape
+from tuning.model_shape import ModelShape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
 from tuning.pareto.trials import fingerprint
 from tuning.price_book import PriceBook, read_prices
 from tuning.timing import Timing
 from tuning.trace.reading import read_trace
-from tuning.trace.trace import PartialBlocks
+from tuning.trace.trace import PartialBlocks, Trace
 
 _INSTANCES = ("prefill_instances", "decode_instances", "monolithic_instances")
 
@@ -64,6 +65,7 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
         raise JobError(f"{hardware.name} has no room for KV beside the weights of {model.name}: give a larger device")
     trace, report = read_trace(options.trace, options.trace_format, block_tokens=options.block_size)
     warnings = [f"{options.trace}: {warning}" for warning in report.warnings]
+    warnings += _context_warnings(options.trace, trace, model)
     trace = trace.scaled(options.rate_factor)
     partial_blocks: PartialBlocks = options.partial_blocks or ("miss" if report.format == "bailian" else "hit")
     serving = ServingOptions(
@@ -151,6 +153,29 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
     parts["ttl_s"] = ttl_axis("ttl_s", options.ttl_s)
     parts["eviction"] = choice_axis("eviction", options.eviction, get_args(Eviction))
     return parts
+
+
+def _context_warnings(path: Path, trace: Trace, model: ModelShape) -> list[str]:
+    """Says how many requests the model could not take: a deployment refuses them, the simulator does not.
+
+    Raises:
+        JobError: it is more than half, so that the figures would be of requests that nobody can serve.
+    """
+    lengths = trace.input_tokens + trace.output_tokens
+    num_longer = int((lengths > model.max_context_tokens).sum())
+    if num_longer == 0:
+        return []
+    message = (
+        f"{path}: {num_longer:,} of {len(trace):,} requests are longer, prompt and answer together, than the context "
+        f"of {model.name}, {model.max_context_tokens:,} tokens; the longest has {int(lengths.max()):,}"
+    )
+    if 2 * num_longer > len(trace):
+        raise JobError(
+            f"{message}. At most half may be: give a trace of shorter requests, or a model of longer context"
+        )
+    return [
+        f"{message}. A deployment refuses them; here they are simulated like the others, and all figures count them"
+    ]
 
 
 def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> str:

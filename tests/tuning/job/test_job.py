@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from app.serve_config import read_serve_config
 from kv.policy.policy_file import load
-from tests.tuning.job.job_runs import arguments, make_files, run
+from tests.tuning.job.job_runs import CONFIG, arguments, make_files, run
 from tuning.job.job import CHOSEN, NOTHING_FEASIBLE, UNUSABLE, main
 from tuning.report.content import JobReport
 
@@ -107,6 +108,36 @@ def test_without_reuse_information_only_instances_are_searched(
     assert status == CHOSEN
     assert [axis.name for axis in found.axes] == ["monolithic_instances"]
     assert "nothing hits, and they only cost" in capsys.readouterr().err
+
+
+def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(folder / "trace.parquet").to_pylist()
+    lengths = sorted(row["input_tokens"] + row["output_tokens"] for row in table)
+    middle = lengths[len(lengths) // 2 - 1]
+    longer = sum(length > middle for length in lengths)
+    assert 2 * longer == len(lengths)  # just not more than half
+
+    def config(context_tokens: int) -> str:
+        model = folder / f"context-{context_tokens}"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": context_tokens}))
+        return str(model)
+
+    status, found = run(folder, "--model", config(middle), "--evaluations", "1", out="longer")
+    assert status == CHOSEN
+    message = (
+        f"{longer} of {len(table)} requests are longer, prompt and answer together, than the context of "
+        f"context-{middle}, {middle:,} tokens; the longest has {lengths[-1]:,}"
+    )
+    assert message in capsys.readouterr().err
+    assert any(message in warning for warning in found.warnings)
+    assert message in (folder / "longer" / "report.html").read_text()
+
+    assert main(arguments(folder, "--model", config(middle - 1), out="too-long")) == UNUSABLE
+    assert "At most half may be" in capsys.readouterr().err
+    assert not (folder / "too-long").exists()
 
 
 @pytest.mark.parametrize(
