@@ -9,7 +9,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from kv.policy.policy_file import Eviction
 from tuning.deployment.deployment import Deployment, ServingOptions
@@ -22,11 +22,17 @@ from tuning.model_shape import ModelShape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
 from tuning.pareto.trials import fingerprint
 from tuning.price_book import PriceBook, read_prices
+from tuning.simulator.settings import Mode
 from tuning.timing import Timing
 from tuning.trace.reading import read_trace
 from tuning.trace.trace import PartialBlocks, Trace
 
-_INSTANCES = ("prefill_instances", "decode_instances", "monolithic_instances")
+_INSTANCES: Final[dict[Mode, dict[str, str]]] = {
+    "static": {"prefill_instances": "--prefill-instances", "decode_instances": "--decode-instances"},
+    "monolithic": {"monolithic_instances": "--instances"},
+}
+"""Options that say how many instances a mode has, by the fields of `Deployment`."""
+_INSTANCE_FIELDS = tuple(field for options in _INSTANCES.values() for field in options)
 
 
 class JobError(ValueError):
@@ -134,11 +140,16 @@ def take_folder(out: Path, identity: dict[str, str]) -> None:
 def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | Axis | None]:
     """By the names of `Deployment`'s fields, those that play a part: fixed values and axes."""
     parts: dict[str, Value | Axis | None] = {}
-    if options.mode == "monolithic":
-        parts["monolithic_instances"] = numeric_axis("monolithic_instances", options.instances)
-    else:
-        parts["prefill_instances"] = numeric_axis("prefill_instances", options.prefill_instances)
-        parts["decode_instances"] = numeric_axis("decode_instances", options.decode_instances)
+    for mode, fields in _INSTANCES.items():
+        for field, option in fields.items():
+            text = getattr(options, option.removeprefix("--").replace("-", "_"))
+            if mode == options.mode:
+                parts[field] = numeric_axis(field, "1" if text is None else text)
+            elif text is not None:
+                raise JobError(
+                    f"{option} {text} is of --mode {mode}, and the mode is {options.mode}: leave it out, or give "
+                    f"{' and '.join(_INSTANCES[options.mode].values())} instead"
+                )
     for name, part in parts.items():
         if (part.coarse[0] if isinstance(part, NumericAxis) else part) == 0:
             raise JobError(f"{name} begins at 0: give at least 1")
@@ -181,7 +192,7 @@ def _context_warnings(path: Path, trace: Trace, model: ModelShape) -> list[str]:
 def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> str:
     """Without reuse information cache axes are nothing but cost, so they are fixed at nothing. Returns a warning."""
     message = f"{path} has no reuse information: whatever the sizes of DRAM and disk, nothing hits, and they only cost"
-    if not any(isinstance(parts[name], NumericAxis) for name in parts if name in _INSTANCES):
+    if not any(isinstance(parts[name], NumericAxis) for name in parts if name in _INSTANCE_FIELDS):
         raise JobError(
             f"{message}. Give a trace with block hashes (mooncake, bailian, parquet), or search for numbers of "
             "instances alone, as in --mode monolithic --instances 1:8:1"
@@ -207,7 +218,7 @@ def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int)
     for axis in space.axes:
         if isinstance(axis, CategoricalAxis):
             point[axis.name] = "lru" if "lru" in axis.choices else axis.choices[0]
-        elif axis.name in _INSTANCES:
+        elif axis.name in _INSTANCE_FIELDS:
             point[axis.name] = axis.coarse[len(axis.coarse) // 2]
         else:
             wanted = {"dram_gib": dram_gib, "disk_gib": 0, "ttl_s": axis.coarse[-1]}[axis.name]
