@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from app.serve_config import read_serve_config
 from kv.policy.policy_file import load
@@ -108,6 +109,41 @@ def test_without_reuse_information_only_instances_are_searched(
     assert status == CHOSEN
     assert [axis.name for axis in found.axes] == ["monolithic_instances"]
     assert "nothing hits, and they only cost" in capsys.readouterr().err
+
+
+def test_a_base_that_differs_from_what_was_simulated_is_warned_of_by_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "model": "meta-llama/Llama-2-13b-hf",
+        "engine": {"block_tokens": 256, "max_batch_tokens": 8192},
+        "monolithic": {"engine": {"max_batch_tokens": 4096}},
+    }
+    base = {"applications": [{"name": "equipoise", "import_path": "app.builder:build", "args": settings}]}
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    options = ("--base-config", str(folder / "base.yaml"), "--evaluations", "1")
+    status, found = run(folder, *options, out="differs")
+    assert status == CHOSEN
+    written = (folder / "differs" / "serve_config.yaml").read_text()
+    said = capsys.readouterr()
+    for message in (
+        f"model is 'meta-llama/Llama-2-13b-hf' in the configuration to serve with, and {folder.name} was simulated",
+        "max_batch_tokens is 4096 in the configuration to serve with, and 8192 was simulated",
+        f"block_tokens is 256 in the configuration to serve with, and {found.trace.block_tokens} was simulated",
+    ):
+        assert message in said.err
+        assert message in said.out
+        assert f"# {message}" in written
+        assert any(message in warning for warning in found.warnings)
+
+    settings |= {"model": str(folder), "monolithic": {}}
+    settings["engine"] = {"block_tokens": found.trace.block_tokens, "max_batch_tokens": 8192}
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    status, found = run(folder, *options, out="agrees")
+    assert status == CHOSEN
+    said = capsys.readouterr()
+    assert "was simulated" not in said.err + said.out
+    assert not any("was simulated" in warning for warning in found.warnings)
 
 
 def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_refused(
