@@ -16,7 +16,7 @@ from tuning.deployment.deployment import Deployment, ServingOptions
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
-from tuning.job.axes import choice_axis, numeric_axis, ttl_axis
+from tuning.job.axes import MAX_GIB, MAX_INSTANCES, choice_axis, numeric_axis, ttl_axis
 from tuning.model_config import read_model_shape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
 from tuning.pareto.trials import fingerprint
@@ -133,15 +133,15 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
     """By the names of `Deployment`'s fields, those that play a part: fixed values and axes."""
     parts: dict[str, Value | Axis | None] = {}
     if options.mode == "monolithic":
-        parts["monolithic_instances"] = numeric_axis("monolithic_instances", options.instances)
+        parts["monolithic_instances"] = numeric_axis("monolithic_instances", options.instances, MAX_INSTANCES)
     else:
-        parts["prefill_instances"] = numeric_axis("prefill_instances", options.prefill_instances)
-        parts["decode_instances"] = numeric_axis("decode_instances", options.decode_instances)
+        parts["prefill_instances"] = numeric_axis("prefill_instances", options.prefill_instances, MAX_INSTANCES)
+        parts["decode_instances"] = numeric_axis("decode_instances", options.decode_instances, MAX_INSTANCES)
     for name, part in parts.items():
         if (part.coarse[0] if isinstance(part, NumericAxis) else part) == 0:
             raise JobError(f"{name} begins at 0: give at least 1")
-    parts["dram_gib"] = numeric_axis("dram_gib", options.dram_gib)
-    parts["disk_gib"] = disk = numeric_axis("disk_gib", options.disk_gib)
+    parts["dram_gib"] = numeric_axis("dram_gib", options.dram_gib, MAX_GIB)
+    parts["disk_gib"] = disk = numeric_axis("disk_gib", options.disk_gib, MAX_GIB)
     if disk != 0:
         if options.disk_class is None:
             raise JobError(

@@ -121,6 +121,10 @@ def test_without_reuse_information_only_instances_are_searched(
         (("--dram-gib", "0:100:30"), "HIGH must be above LOW by a multiple of COARSE"),
         (("--dram-gib", "16", "--disk-gib", "0"), "no axis is open"),
         (("--instances", "0"), "monolithic_instances begins at 0"),
+        (("--instances", "10001"), "numbers go up to 10000"),
+        (("--dram-gib", "0:1000000000:1/1"), "64 are the most"),
+        (("--disk-gib", "9" * 20), f"numbers go up to {2**30}"),
+        (("--ttl-s", "9" * 20), f"numbers go up to {10**9}"),
         (("--disk-gib", "0:131072:65536"), "131072"),
         (("--base-config", "{folder}/config.json"), "must have one application"),
     ],
@@ -135,7 +139,27 @@ def test_what_cannot_be_used_is_refused_before_anything_is_simulated(
     assert not (folder / "refused").exists()
 
 
-def test_an_option_that_is_not_allowed_ends_with_status_2(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "given", "allowed"),
+    [
+        ("--evaluations", "0", "from 1 to 1000000"),
+        ("--nodes", "9" * 400, "from 1 to 1000000"),
+        ("--nodes", "9" * 5000, "from 1 to 1000000"),
+        ("--block-size", "9" * 20, "from 1 to 2147483647"),
+        ("--baseline-dram-gib", "9" * 20, f"from 0 to {2**30}"),
+        ("--rate-factor", "1e-300", "from 1e-06 to 1e+06"),
+        ("--rate-factor", "1e300", "from 1e-06 to 1e+06"),
+        ("--rate-factor", "nan", "from 1e-06 to 1e+06"),
+        ("--seed", str(2**32), f"from 0 to {2**32 - 1}"),
+    ],
+)
+def test_an_option_that_is_not_allowed_ends_with_status_2_and_says_the_range(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str, given: str, allowed: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(arguments(folder, "--evaluations", "0"))
+        main(arguments(folder, option, given, out="refused"))
     assert ended.value.code == 2
+    assert f"is not allowed: give a {'number' if option == '--rate-factor' else 'whole number'} {allowed}" in (
+        capsys.readouterr().err
+    )
+    assert not (folder / "refused").exists()
