@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import hashlib
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -101,32 +100,6 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
             "lru) lies on no step of the axes, so nothing is compared with it"
         )
     return JobInputs(evaluator, space, baseline, options.baseline_dram_gib, report.format, identity, tuple(warnings))
-
-
-def take_folder(out: Path, identity: dict[str, str]) -> None:
-    """Makes the folder for this study, or finds it begun with the same inputs.
-
-    Raises:
-        JobError: it holds a study of other inputs.
-        OSError: it can't be made.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "inputs.json"
-    if not path.exists():
-        part = out / "inputs.json.part"  # a job that is killed here leaves no half of the file
-        part.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-        return
-    try:
-        begun = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise JobError(f"{path} is not what a job wrote ({error}): give another --out") from error
-    different = [name for name in identity if begun.get(name) != identity[name]]
-    if different:
-        raise JobError(
-            f"{out} holds a study that was begun with another {', '.join(different)}: give another --out, or what it "
-            "was begun with"
-        )
 
 
 def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | Axis | None]:
