@@ -12,11 +12,10 @@ from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from tuning.job.choice import default_rule
 from tuning.job.inputs import JobInputs, read_inputs
+from tuning.job.journal import open_journal
 from tuning.job.local_pool import local_pool
 from tuning.job.options import make_parser
 from tuning.job.out_folder import taken_folder
@@ -74,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _search(options: argparse.Namespace, inputs: JobInputs) -> SearchResult:
     evaluator = inputs.evaluator
-    storage = JournalStorage(JournalFileBackend(str(options.out / "study.journal")))
+    storage = open_journal(options.out / "study.journal")
     with _executor(options, evaluator) as (executor, evaluate, slots):
         return run_search(
             options.method,
