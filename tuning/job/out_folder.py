@@ -11,6 +11,8 @@ from pathlib import Path
 from tuning.job.inputs import JobError
 
 LOCK = "job.lock"
+_WRITTEN = ("study.journal", "front.parquet", "ttl_policy.json", "serve_config.yaml", "summary.json", "report.html")
+"""By jobs, beside inputs.json."""
 
 
 @contextmanager
@@ -19,9 +21,10 @@ def taken_folder(out: Path, identity: dict[str, str]) -> Iterator[None]:
     end of the block. The lock ends with the process, however that ends; its file stays.
 
     Raises:
-        JobError: another job is writing there, or it holds a study of other inputs.
+        JobError: another job is writing there, or it holds a study of other inputs, or files that would be overwritten.
         OSError: it can't be made.
     """
+    _refuse_files_of_others(out)
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOCK).open("ab") as lock:
         try:
@@ -33,6 +36,16 @@ def taken_folder(out: Path, identity: dict[str, str]) -> Iterator[None]:
             ) from error
         _begin_or_go_on(out, identity)
         yield
+
+
+def _refuse_files_of_others(out: Path) -> None:
+    """Before the lock, which is a file, too. A job writes inputs.json first, so that one that begins is not refused."""
+    others = [name for name in _WRITTEN if (out / name).exists()]
+    if others and not (out / "inputs.json").exists():
+        raise JobError(
+            f"{out} has {', '.join(others)} in it, and no inputs.json of a job that wrote that: nothing is "
+            "overwritten; give another --out"
+        )
 
 
 def _begin_or_go_on(out: Path, identity: dict[str, str]) -> None:

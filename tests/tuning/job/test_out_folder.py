@@ -49,6 +49,21 @@ def test_the_end_of_a_job_gives_the_folder_back(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", ["report.html", "serve_config.yaml", "study.journal"])
+def test_files_that_are_not_of_the_study_are_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(JobError, match=rf"has {name} in it, .* give another --out"), taken_folder(tmp_path, IDENTITY):
+        pass
+    assert (tmp_path / name).read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_other_files_may_lie_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with taken_folder(tmp_path, IDENTITY):
+        pass
+
+
 @pytest.mark.parametrize("text", ["", "5", "{", "[" * 100_000])
 def test_inputs_that_no_job_wrote_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "inputs.json").write_text(text)
