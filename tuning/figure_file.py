@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import types
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 T = TypeVar("T")
+_TOO_LARGE = 2**63
+"""For a whole number: what is made of larger ones may be no float any more."""
 
 
 class FigureFileError(ValueError):
@@ -62,6 +63,8 @@ def read_figure_file(path: Path, kind: type[T]) -> T:
         root = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         raise FigureFileError(f"{path} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise FigureFileError(f"{path} is nested too deeply: it must have {_keys_of(kind)}") from error
     if root is None:
         raise FigureFileError(f"{path} is empty: it must have {_keys_of(kind)}")
     built: T = _Builder(path).build(kind, root, "")
@@ -138,12 +141,14 @@ class _Builder:
             if kind is str and tag in ("str", "timestamp"):
                 return str(node.value)
             if kind in (int, float) and tag in ("int", "float"):
-                number = yaml.load(node.value, _Loader)
-                if kind is float:
+                number = _number(node.value)
+                if number is not None and kind is float:
                     return float(number)
-                if math.isfinite(number) and number == int(number):
+                if number is not None and abs(number) < _TOO_LARGE and number == int(number):
                     return int(number)
         allowed = {str: "text", int: "a whole number", float: "a number"}[kind]
+        if kind is not str and isinstance(node, yaml.ScalarNode) and len(node.value) > 18:
+            allowed += " below 2^63"
         raise self._refusal(place, f"given {_shown(node)}; allowed: {allowed}")
 
     def _refusal(self, place: str, message: str) -> FigureFileError:
@@ -151,6 +156,15 @@ class _Builder:
         while known not in self._lines:  # a place that the dataclass named, below what was read
             known = known.rpartition(".")[0]
         return FigureFileError(f"{self._path}, line {self._lines[known]}: {f'{place}: ' if place else ''}{message}")
+
+
+def _number(text: str) -> int | float | None:
+    """None for whole numbers of 2^63 and more."""
+    try:
+        number: int | float = yaml.load(text, _Loader)
+    except ValueError:  # thousands of digits
+        return None
+    return number if isinstance(number, float) or abs(number) < _TOO_LARGE else None
 
 
 def _below(place: str, key: object) -> str:

@@ -14,6 +14,7 @@ from tuning.model_shape import ModelShape
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 """Values of `model_type` whose shape is understood."""
+_MAX_SIZE = 2**31 - 1
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -51,7 +52,7 @@ def _read_checkpoint_shape(name_or_path: str) -> ModelShape:
         raise ModelConfigError(f"{name_or_path!r} is no model known by name ({names}), and no config.json lies there")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} can't be read as JSON ({error}): give a Hugging Face config.json") from error
     return shape_of_config(config, path.resolve().parent.name)
 
@@ -99,8 +100,8 @@ class _Keys:
             value = default
         if value is None:
             self._missing(key)
-        if type(value) is not int or value < 1:
-            self.refuse(key, "an int of at least 1")
+        if type(value) is not int or not 1 <= value <= _MAX_SIZE:
+            self.refuse(key, f"an int from 1 to {_MAX_SIZE}")
         return value
 
     def switch(self, key: str, default: bool) -> bool:
@@ -118,7 +119,10 @@ class _Keys:
         return value
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
-        raise ModelConfigError(f"the config of {self.name}: {key} is {self.config.get(key)!r}; allowed: {allowed}")
+        value = self.config.get(key)
+        shown = "a list or an object" if isinstance(value, dict | list) else repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        raise ModelConfigError(f"the config of {self.name}: {key} is {shown}; allowed: {allowed}")
 
     def _missing(self, key: str) -> NoReturn:
         raise ModelConfigError(f"the config of {self.name} has no {key!r}, which the model's size depends on: add it")

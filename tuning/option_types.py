@@ -5,15 +5,46 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Final
+
+MAX_WHOLE: Final = 2**31 - 1
+"""The largest whole number of an option, where nothing else limits it."""
+_MAX_DIGITS: Final = 18
+"""Fit an int64. Python itself refuses to read thousands of digits, with a message that does not say what is allowed."""
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number of at least `least`."""
+def whole(least: int, most: int = MAX_WHOLE) -> Callable[[str], int]:
+    """A whole number from `least` to `most`."""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a whole number, {least} or more")
-        return int(text)
+        value = whole_number(text)
+        if value is None or not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"{shown(text)} is not allowed: give a whole number from {least} to {most}"
+            )
+        return value
+
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """None where the text is none, or has more digits than any number that is allowed."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
+
+def shown(text: str) -> str:
+    """What was given, cut to what fits a line."""
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def between(least: float, most: float) -> Callable[[str], float]:
+    """A number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        value = _float(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not allowed: give a number from {least:g} to {most:g}")
+        return value
 
     return number
 

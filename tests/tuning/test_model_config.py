@@ -101,7 +101,8 @@ def test_the_dtype_that_is_served_may_be_another() -> None:
     ("change", "message"),
     [
         ({"model_type": "qwen3_moe"}, "model_type is 'qwen3_moe'; allowed: one of llama, mistral"),
-        ({"hidden_size": "4096"}, "hidden_size is '4096'; allowed: an int of at least 1"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'; allowed: an int from 1 to 2147483647"),
+        ({"hidden_size": 10**400}, r"hidden_size is 10{76}\.\.\.; allowed: an int from 1 to 2147483647"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'; allowed: one of float32"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*; allowed: none"),
         ({"num_experts": 8}, "num_experts is 8; allowed: null, 0 or 1"),
@@ -154,3 +155,10 @@ def parameters_in_transformers(config: dict[str, Any]) -> int:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     count: int = model.num_parameters()
     return count
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"hidden_size": ' + "9" * 5000 + "}"])
+def test_json_that_is_too_deep_or_too_long_to_read_is_refused_with_its_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelConfigError, match=r"config\.json can't be read as JSON"):
+        read_model_shape(str(tmp_path))

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import hashlib
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -16,7 +15,7 @@ from tuning.deployment.deployment import Deployment, ServingOptions
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
-from tuning.job.axes import choice_axis, numeric_axis, ttl_axis
+from tuning.job.axes import MAX_GIB, MAX_INSTANCES, choice_axis, numeric_axis, ttl_axis
 from tuning.model_config import read_model_shape
 from tuning.model_shape import ModelShape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
@@ -111,32 +110,6 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
     return JobInputs(evaluator, space, baseline, options.baseline_dram_gib, report.format, identity, tuple(warnings))
 
 
-def take_folder(out: Path, identity: dict[str, str]) -> None:
-    """Makes the folder for this study, or finds it begun with the same inputs.
-
-    Raises:
-        JobError: it holds a study of other inputs.
-        OSError: it can't be made.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "inputs.json"
-    if not path.exists():
-        part = out / "inputs.json.part"  # a job that is killed here leaves no half of the file
-        part.write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-        return
-    try:
-        begun = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise JobError(f"{path} is not what a job wrote ({error}): give another --out") from error
-    different = [name for name in identity if begun.get(name) != identity[name]]
-    if different:
-        raise JobError(
-            f"{out} holds a study that was begun with another {', '.join(different)}: give another --out, or what it "
-            "was begun with"
-        )
-
-
 def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | Axis | None]:
     """By the names of `Deployment`'s fields, those that play a part: fixed values and axes."""
     parts: dict[str, Value | Axis | None] = {}
@@ -144,7 +117,7 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
         for field, option in fields.items():
             text = getattr(options, option.removeprefix("--").replace("-", "_"))
             if mode == options.mode:
-                parts[field] = numeric_axis(field, "1" if text is None else text)
+                parts[field] = numeric_axis(field, "1" if text is None else text, MAX_INSTANCES)
             elif text is not None:
                 raise JobError(
                     f"{option} {text} is of --mode {mode}, and the mode is {options.mode}: leave it out, or give "
@@ -153,8 +126,8 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
     for name, part in parts.items():
         if (part.coarse[0] if isinstance(part, NumericAxis) else part) == 0:
             raise JobError(f"{name} begins at 0: give at least 1")
-    parts["dram_gib"] = numeric_axis("dram_gib", options.dram_gib)
-    parts["disk_gib"] = disk = numeric_axis("disk_gib", options.disk_gib)
+    parts["dram_gib"] = numeric_axis("dram_gib", options.dram_gib, MAX_GIB)
+    parts["disk_gib"] = disk = numeric_axis("disk_gib", options.disk_gib, MAX_GIB)
     if disk != 0:
         if options.disk_class is None:
             raise JobError(

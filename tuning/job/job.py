@@ -12,13 +12,13 @@ from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from tuning.job.choice import default_rule
-from tuning.job.inputs import JobInputs, read_inputs, take_folder
+from tuning.job.inputs import JobInputs, read_inputs
+from tuning.job.journal import open_journal
 from tuning.job.local_pool import local_pool
 from tuning.job.options import make_parser
+from tuning.job.out_folder import taken_folder
 from tuning.job.outputs import why_nothing, write_outputs
 from tuning.job.ray_executor import ClusterError, RayExecutor, connected
 from tuning.job.report_content import RunFacts
@@ -44,28 +44,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         unlike = unlike_simulated(settings, inputs.evaluator)
         for warning in (*inputs.warnings, *unlike):
             _warn(warning)
-        take_folder(options.out, inputs.identity)
-        begun_s = time.monotonic()
-        result = _search(options, inputs)
-        run = RunFacts(
-            options.evaluations,
-            time.monotonic() - begun_s,
-            options.rate_factor,
-            arguments,
-            datetime.datetime.now().astimezone(),
-        )
-        rule = options.choose or default_rule(inputs.evaluator.goals)
-        said = write_outputs(
-            options.out,
-            inputs,
-            result,
-            run,
-            rule,
-            trace_path=options.trace,
-            base=base,
-            nodes=options.nodes,
-            unlike=unlike,
-        )
+        with taken_folder(options.out, inputs.identity):
+            begun_s = time.monotonic()
+            result = _search(options, inputs)
+            run = RunFacts(
+                options.evaluations,
+                time.monotonic() - begun_s,
+                options.rate_factor,
+                arguments,
+                datetime.datetime.now().astimezone(),
+            )
+            rule = options.choose or default_rule(inputs.evaluator.goals)
+            said = write_outputs(
+                options.out,
+                inputs,
+                result,
+                run,
+                rule,
+                trace_path=options.trace,
+                base=base,
+                nodes=options.nodes,
+                unlike=unlike,
+            )
     except KeyboardInterrupt:
         _warn(f"interrupted: the same command goes on from what is in {options.out}")
         return INTERRUPTED
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _search(options: argparse.Namespace, inputs: JobInputs) -> SearchResult:
     evaluator = inputs.evaluator
-    storage = JournalStorage(JournalFileBackend(str(options.out / "study.journal")))
+    storage = open_journal(options.out / "study.journal")
     with _executor(options, evaluator) as (executor, evaluate, slots):
         return run_search(
             options.method,

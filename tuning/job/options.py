@@ -8,8 +8,9 @@ from typing import get_args
 
 from migrate.dispatch import POLICIES
 from tuning.deployment.objectives import Statistic
+from tuning.job.axes import MAX_GIB
 from tuning.job.choice import Rule
-from tuning.option_types import above_0, whole
+from tuning.option_types import above_0, between, whole
 from tuning.pareto.methods import METHODS
 from tuning.simulator.settings import Mode
 from tuning.trace import formats
@@ -42,7 +43,11 @@ def make_parser() -> argparse.ArgumentParser:
     given.add_argument("--trace-format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
     given.add_argument("--block-size", type=whole(1), metavar="TOKENS", help="a block, if the file leaves it open")
     given.add_argument(
-        "--rate-factor", type=above_0, default=1.0, metavar="F", help="requests arrive F times as fast (default 1)"
+        "--rate-factor",
+        type=between(1e-6, 1e6),
+        default=1.0,
+        metavar="F",
+        help="requests arrive F times as fast (default 1)",
     )
     given.add_argument("--model", required=True, metavar="NAME", help="a known one, or a config.json or its folder")
     given.add_argument("--dtype", help="of weights and KV; default: the model's own")
@@ -68,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     axes.add_argument("--max-running-requests", type=whole(1), default=256, metavar="N", help="default %(default)s")
     axes.add_argument(
         "--baseline-dram-gib",
-        type=whole(0),
+        type=whole(0, MAX_GIB),
         default=1024,
         metavar="GIB",
         help="what results are compared with, without disk or time-to-live (default %(default)s)",
@@ -86,11 +91,13 @@ def make_parser() -> argparse.ArgumentParser:
         "with a budget alone, else the knee)",
     )
     search = parser.add_argument_group("the search")
-    search.add_argument("--evaluations", type=whole(1), default=60, metavar="N", help="at most (default 60)")
-    search.add_argument("--seed", type=whole(0), default=1, help="default 1")
+    search.add_argument("--evaluations", type=whole(1, 10**6), default=60, metavar="N", help="at most (default 60)")
+    search.add_argument("--seed", type=whole(0, 2**32 - 1), default=1, help="default 1")
     search.add_argument("--method", choices=METHODS, default="pareto", help="default: pareto")
     where = search.add_mutually_exclusive_group()
-    where.add_argument("--local", type=whole(1), metavar="N", help="so many processes here (default: one for each CPU)")
+    where.add_argument(
+        "--local", type=whole(1, 1024), metavar="N", help="so many processes here (default: one for each CPU)"
+    )
     where.add_argument(
         "--ray",
         nargs="?",
@@ -104,6 +111,10 @@ def make_parser() -> argparse.ArgumentParser:
     out.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="made when it is not there")
     out.add_argument("--base-config", type=Path, metavar="FILE", help="Serve configuration to start from")
     out.add_argument(
-        "--nodes", type=whole(1), default=1, metavar="N", help="that the store is spread over, evenly (default 1)"
+        "--nodes",
+        type=whole(1, 10**6),
+        default=1,
+        metavar="N",
+        help="that the store is spread over, evenly (default 1)",
     )
     return parser

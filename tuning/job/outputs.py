@@ -29,7 +29,8 @@ def write_outputs(
     nodes: int,
     unlike: list[str],
 ) -> list[str]:
-    """Writes all files into `out`; the configuration and the policy only when something keeps the limits.
+    """Writes all files into `out`; the configuration and the policy only when something keeps the limits, else those of
+    an earlier run are removed.
 
     Args:
         trace_path: the file that the trace is from.
@@ -58,6 +59,9 @@ def write_outputs(
         about = [*_about(inputs, chosen, rule), *unlike]
         (out / "serve_config.yaml").write_text(dump_config(config, about), encoding="utf-8")
         said = [f"times-to-live: {ttls.reason}"]
+    else:
+        for name in ("serve_config.yaml", "ttl_policy.json"):  # of an earlier run: nobody may serve with them any more
+            (out / name).unlink(missing_ok=True)
     report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, (*unlike, *said))
     (out / "summary.json").write_text(dump_summary(report), encoding="utf-8")
     (out / "report.html").write_text(html_page(report), encoding="utf-8")

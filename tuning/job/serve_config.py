@@ -27,7 +27,7 @@ def read_base(path: Path | None) -> dict[str, Any]:
         return copy.deepcopy(_MINIMAL)
     try:
         base = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise JobError(f"{path} can't be read ({error}): give a Serve configuration, as of serve_configs/") from error
     if not isinstance(base, dict) or len(_applications(base)) != 1:
         raise JobError(f"{path} must have one application whose import_path is {IMPORT_PATH}")

@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SummaryError as error:
         print(error, file=sys.stderr)
         return 1
+    except OverflowError:
+        print(f"{options.summary}: a number is too large to be drawn: give a summary that a job wrote", file=sys.stderr)
+        return 1
     except (TraceFileError, TraceUsageError) as error:
         print(error, file=sys.stderr)
         return 2

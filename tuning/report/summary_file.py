@@ -17,6 +17,8 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from tuning.report.content import JobReport
 
 VERSION = 1
+_TOO_LARGE = 2**63
+"""No count or size of a job comes near; what is made of larger ones may be no float any more."""
 
 
 class SummaryError(ValueError):
@@ -43,13 +45,17 @@ def load(text: str) -> JobReport:
         root = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise SummaryError(f"not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except SummaryError:  # of the hooks
+        raise
     except RecursionError as error:
         raise SummaryError("nested too deeply: give a summary that a tuning job wrote") from error
+    except ValueError as error:
+        raise SummaryError("a number has thousands of digits: give a summary that a tuning job wrote") from error
     if not isinstance(root, dict) or "version" not in root:
         raise SummaryError("no version: give the summary that a tuning job wrote")
     version = root.pop("version")
     if version != VERSION or isinstance(version, bool):
-        raise SummaryError(f"version={version!r} is not allowed: this program reads version {VERSION}")
+        raise SummaryError(f"version={_shown(version)} is not allowed: this program reads version {VERSION}")
     report: JobReport = _build(JobReport, root, "")
     return report
 
@@ -120,21 +126,26 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 def _one_of(kinds: list[type], value: Any, place: str) -> Any:
     """A plain value that is of one of these types; an int is a float too, where no int is asked for."""
+    if type(value) is int and abs(value) >= _TOO_LARGE:
+        raise _refusal(place, value, "a smaller number")
     if type(value) in kinds:
         return value
     if float in kinds and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise _refusal(place, value, "a smaller number") from None
+        return float(value)
     names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     raise _refusal(place, value, " or ".join(names[kind] for kind in kinds))
 
 
 def _refusal(place: str, value: Any, allowed: str) -> SummaryError:
-    shown = json.dumps(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    return SummaryError(f"{place or 'summary'}: given {shown}; allowed: {allowed}")
+    return SummaryError(f"{place or 'summary'}: given {_shown(value)}; allowed: {allowed}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        shown = json.dumps(value)
+    except RecursionError:  # what can be read is not always what can be written
+        return "what is nested too deeply"
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -17,6 +17,7 @@ from tuning.trace.lines import numbered_lines, open_unpacked
 from tuning.trace.prefix_ids import prefix_ids
 from tuning.trace.raw_rows import RawRows, RowBuilder, Sessions
 from tuning.trace.report import ReadReport
+from tuning.trace.row_values import MAX_TOKENS
 from tuning.trace.trace import Trace
 
 EPOCH_SCALE_S: Final = 1e8
@@ -62,8 +63,8 @@ def read_trace(
     path = Path(path)
     if format not in ("auto", *formats.NAMES):
         raise TraceUsageError(f"format={format!r} is not allowed: give auto or one of {', '.join(formats.NAMES)}")
-    if block_tokens is not None and block_tokens < 1:
-        raise TraceUsageError(f"block size {block_tokens} is not allowed: give at least 1")
+    if block_tokens is not None and not 1 <= block_tokens <= MAX_TOKENS:
+        raise TraceUsageError(f"block size {block_tokens} is not allowed: give a whole number from 1 to {MAX_TOKENS}")
     report = ReadReport(str(path))
     try:
         raw, ticks_per_s = _read_rows(path, format, report)

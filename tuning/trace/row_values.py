@@ -61,7 +61,7 @@ def clock(row: Mapping[str, Any], field: str, ticks_per_s: int) -> float:
 
 
 def text(row: Mapping[str, Any], field: str) -> str:
-    """A string.
+    """A string that can be written as UTF-8.
 
     Raises:
         RowError: it is missing or anything else.
@@ -69,6 +69,10 @@ def text(row: Mapping[str, Any], field: str) -> str:
     value = row.get(field, _MISSING)
     if type(value) is not str:
         _refuse(field, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no file can hold
+        _refuse(field, value, "a string of whole characters")
     return value
 
 

@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         default="lru",
         help="of the policy, for what has not expired (default: lru)",
     )
-    parser.add_argument("--seed", type=whole(0), default=0, help="of the solver's starts (default: 0)")
+    parser.add_argument("--seed", type=whole(0, 2**32 - 1), default=0, help="of the solver's starts (default: 0)")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the policy there")
     parser.add_argument("--overwrite", action="store_true", help="replace --out if it is there")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of tables")

@@ -98,8 +98,12 @@ def test_limits_that_nothing_keeps_give_the_closest_point(folder: Path, capsys: 
     assert found.choice.closest == ttfts_s.index(min(ttfts_s))
     said = capsys.readouterr().err
     assert "none of 4 points keeps the limits" in said
+    left = [folder / "unmet" / name for name in ("serve_config.yaml", "ttl_policy.json")]
+    for path in left:
+        path.touch()  # as of an earlier run
+    run(folder, "--slo-ttft-s", "0.001", "--slo", "mean", "--evaluations", "4", out="unmet")
+    assert not any(path.exists() for path in left)
     assert f"is over its limit of 0.001 by {min(ttfts_s) - 0.001:.4g}" in said
-    assert not (folder / "unmet" / "serve_config.yaml").exists()
 
 
 def test_without_reuse_information_only_instances_are_searched(
@@ -197,6 +201,10 @@ def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_ref
             "--instances 1 is of --mode monolithic, and the mode is static: leave it out, or give --prefill-instances "
             "and --decode-instances",
         ),
+        (("--instances", "10001"), "numbers go up to 10000"),
+        (("--dram-gib", "0:1000000000:1/1"), "64 are the most"),
+        (("--disk-gib", "9" * 20), f"numbers go up to {2**30}"),
+        (("--ttl-s", "9" * 20), f"numbers go up to {10**9}"),
         (("--disk-gib", "0:131072:65536"), "131072"),
         (("--base-config", "{folder}/config.json"), "must have one application"),
     ],
@@ -211,7 +219,27 @@ def test_what_cannot_be_used_is_refused_before_anything_is_simulated(
     assert not (folder / "refused").exists()
 
 
-def test_an_option_that_is_not_allowed_ends_with_status_2(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "given", "allowed"),
+    [
+        ("--evaluations", "0", "from 1 to 1000000"),
+        ("--nodes", "9" * 400, "from 1 to 1000000"),
+        ("--nodes", "9" * 5000, "from 1 to 1000000"),
+        ("--block-size", "9" * 20, "from 1 to 2147483647"),
+        ("--baseline-dram-gib", "9" * 20, f"from 0 to {2**30}"),
+        ("--rate-factor", "1e-300", "from 1e-06 to 1e+06"),
+        ("--rate-factor", "1e300", "from 1e-06 to 1e+06"),
+        ("--rate-factor", "nan", "from 1e-06 to 1e+06"),
+        ("--seed", str(2**32), f"from 0 to {2**32 - 1}"),
+    ],
+)
+def test_an_option_that_is_not_allowed_ends_with_status_2_and_says_the_range(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str, given: str, allowed: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(arguments(folder, "--evaluations", "0"))
+        main(arguments(folder, option, given, out="refused"))
     assert ended.value.code == 2
+    assert f"is not allowed: give a {'number' if option == '--rate-factor' else 'whole number'} {allowed}" in (
+        capsys.readouterr().err
+    )
+    assert not (folder / "refused").exists()

@@ -44,7 +44,18 @@ def test_a_policy_file_takes_the_place_of_eviction_and_time_to_live(tmp_path: Pa
     assert read_serve_config(str(path)).settings.store.policy() == policy
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "applications: []", "applications: [{import_path: 'other:app'}]", "a: ["])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "applications: []",
+        "applications: [{import_path: 'other:app'}]",
+        "a: [",
+        "[" * 5000,
+        "a: " + "9" * 5000,
+    ],
+)
 def test_what_is_no_configuration_of_ours_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "base.yaml"
     path.write_text(text)

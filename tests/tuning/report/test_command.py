@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def test_a_page_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFi
     assert page.read_text() == "mine"
     assert main([str(summary), "--out", str(page), "--overwrite"]) == 0
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_a_number_that_no_axis_can_have_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, page = tmp_path / "summary.json", tmp_path / "report.html"
+    job = small_job()
+    _, tokens_per_s, cost = job.points[0].objectives
+    first = replace(job.points[0], objectives=(1e308, tokens_per_s, cost))
+    summary.write_text(dump(replace(job, points=(first, *job.points[1:]))), encoding="utf-8")
+    assert main([str(summary), "--out", str(page)]) == 1
+    assert capsys.readouterr().err == f"{summary}: a number is too large to be drawn: give a summary that a job wrote\n"
+    assert not page.exists()
 
 
 def test_a_bad_summary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

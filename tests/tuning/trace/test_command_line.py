@@ -95,6 +95,8 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["stats", "/"], 2),
         (["stats", "/dev/null"], 1),
         (["stats", MOONCAKE, "--block-size", "0"], 2),
+        (["stats", MOONCAKE, "--block-size", str(2**31)], 2),
+        (["stats", MOONCAKE, "--block-size", "9" * 20], 2),
         (["stats", MOONCAKE, "--block-size", "16"], 1),
         (["stats", MOONCAKE, "--format", "azure"], 1),
         (["stats", AZURE, "--format", "bailian"], 1),

@@ -82,6 +82,12 @@ def test_real_rows_of_bailian(file: Path) -> None:
     assert report.warnings == ["1 requests follow one that is not before them in the file: they begin sessions here"]
 
 
+def test_half_of_a_surrogate_pair_is_refused_by_line(file: Path) -> None:
+    file.write_text(f"{bailian_row(0, -1)}\n{bailian_row(1, -1, type=chr(0xD800))}\n")
+    with pytest.raises(TraceRefused, match=r'line 2: type is "\\ud800": allowed is a string of whole characters'):
+        read_trace(file)
+
+
 def test_content_hashes_become_prefixes(file: Path) -> None:
     rows = [[7, 9], [8, 9], [7, 9]]
     file.write_text("\n".join(bailian_row(i, -1, hash_ids=ids) for i, ids in enumerate(rows)))
@@ -275,7 +281,7 @@ def test_the_block_size_follows_from_the_rows(file: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(TraceUsageError, match="block size 0 is not allowed: give at least 1"):
+    with pytest.raises(TraceUsageError, match="block size 0 is not allowed: give a whole number from 1 to 2147483647"):
         read_trace(MOONCAKE, block_tokens=0)
     with pytest.raises(TraceUsageError, match="give auto or one of mooncake, bailian, azure, parquet"):
         read_trace(MOONCAKE, format="burstgpt")
