@@ -16,6 +16,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 """Values of `model_type` whose shape is understood."""
 _MAX_SIZE = 2**31 - 1
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 class ModelConfigError(ValueError):
     """A model that is not known, or a config that is not understood. The message says which key, and what to do."""
@@ -71,6 +73,7 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
     dtype = keys.text("dtype" if "dtype" in config else "torch_dtype").removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         keys.refuse("dtype" if "dtype" in config else "torch_dtype", f"one of {', '.join(DTYPE_BYTES)}")
+    _refuse_experts(keys)
     _refuse_windows(keys, family)
     try:
         return (
@@ -123,6 +126,13 @@ class _Keys:
 
     def _missing(self, key: str) -> NoReturn:
         raise ModelConfigError(f"the config of {self.name} has no {key!r}, which the model's size depends on: add it")
+
+
+def _refuse_experts(keys: _Keys) -> None:
+    """Several MLPs, of which a token passes through few, make weights larger than the dense shape says."""
+    for key in _EXPERT_COUNTS:
+        if keys.config.get(key) not in (None, 0, 1):
+            keys.refuse(key, "null, 0 or 1: experts are not modelled")
 
 
 def _refuse_windows(keys: _Keys, family: str) -> None:

@@ -21,7 +21,7 @@ from ray.util.state import list_tasks
 from app.builder import build
 from tests.asked import SERVED, ask
 from tests.engine_driver import make_prompt
-from tests.running_app import APP_NAME, RunningApp, small_roles
+from tests.running_app import APP_NAME, START_LIMIT_S, RunningApp, small_roles, wait_until
 from tests.serve.own_cluster import ROOT
 from tests.tuning.job.job_runs import arguments, found_by, make_files, run
 from tuning.report.summary_file import read_summary
@@ -57,6 +57,19 @@ def free_port() -> int:
     return port
 
 
+def takes_jobs(jobs: JobSubmissionClient) -> bool:
+    """Whether a node's agent is there to run jobs, which it is a while after the dashboard. Leaves none
+    that runs."""
+    try:
+        job = jobs.submit_job(entrypoint="true")
+    except RuntimeError as error:
+        if "No available agent" not in str(error):
+            raise
+        return False
+    wait_until(lambda: jobs.get_job_status(job).is_terminal(), START_LIMIT_S, "a job that does nothing did not end")
+    return True
+
+
 def test_answers_keep_coming(cluster: Cluster, tmp_path: Path) -> None:
     port = free_port()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
@@ -68,6 +81,8 @@ def test_answers_keep_coming(cluster: Cluster, tmp_path: Path) -> None:
 
     make_files(tmp_path)
     dashboard = f"http://{cluster.webui_url}"
+    jobs = JobSubmissionClient(dashboard)
+    wait_until(lambda: takes_jobs(jobs), START_LIMIT_S, "the cluster did not take jobs")
     given = arguments(tmp_path, "--ray-cpus", "0.5", "--ray", "auto", out="by-job")
     at = given.index("--ray")  # A submitted job need not be told.
     del given[at : at + 2]
@@ -80,10 +95,9 @@ def test_answers_keep_coming(cluster: Cluster, tmp_path: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    jobs = JobSubmissionClient(dashboard)
     while_running = 0
     while job.poll() is None:
-        begun = [each.status for each in jobs.list_jobs() if each.submission_id] == [JobStatus.RUNNING]
+        begun = any(each.status == JobStatus.RUNNING for each in jobs.list_jobs() if each.submission_id)
         assert ask(app.base_url, prompt, ANSWER_TOKENS).tokens == expected
         while_running += begun
     said = job.communicate()[0]

@@ -105,6 +105,9 @@ def test_the_dtype_that_is_served_may_be_another() -> None:
         ({"hidden_size": 10**400}, r"hidden_size is 10{76}\.\.\.; allowed: an int from 1 to 2147483647"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'; allowed: one of float32"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*; allowed: none"),
+        ({"num_experts": 8}, "num_experts is 8; allowed: null, 0 or 1"),
+        ({"num_local_experts": 2}, "num_local_experts is 2; allowed: null, 0 or 1"),
+        ({"n_routed_experts": "64"}, "n_routed_experts is '64'; allowed: null, 0 or 1"),
         ({"use_sliding_window": True, "sliding_window": 4096}, "sliding_window is 4096; allowed: null"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; allowed: true or false"),
         ({"num_key_value_heads": 5}, "num_heads=32 is not allowed with num_kv_heads=5"),
@@ -113,6 +116,12 @@ def test_the_dtype_that_is_served_may_be_another() -> None:
 def test_what_is_not_understood_is_refused_by_key(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelConfigError, match=f"the config of broken: {message}"):
         shape_of_config(QWEN3_8B | change, "broken")
+
+
+@pytest.mark.parametrize("count", [None, 0, 1])
+def test_a_dense_config_may_say_that_it_has_no_experts(count: int | None) -> None:
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    assert shape_of_config(QWEN3_8B | dict.fromkeys(keys, count), "m") == shape_of_config(QWEN3_8B, "m")
 
 
 @pytest.mark.parametrize("key", ["model_type", "torch_dtype", "hidden_size", "vocab_size", "max_position_embeddings"])

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from kv.policy.policy_file import Eviction
 from tuning.deployment.deployment import Deployment, ServingOptions
@@ -17,14 +17,21 @@ from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
 from tuning.job.axes import MAX_GIB, MAX_INSTANCES, choice_axis, numeric_axis, ttl_axis
 from tuning.model_config import read_model_shape
+from tuning.model_shape import ModelShape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
 from tuning.pareto.trials import fingerprint
 from tuning.price_book import PriceBook, read_prices
+from tuning.simulator.settings import Mode
 from tuning.timing import Timing
 from tuning.trace.reading import read_trace
-from tuning.trace.trace import PartialBlocks
+from tuning.trace.trace import PartialBlocks, Trace
 
-_INSTANCES = ("prefill_instances", "decode_instances", "monolithic_instances")
+_INSTANCES: Final[dict[Mode, dict[str, str]]] = {
+    "static": {"prefill_instances": "--prefill-instances", "decode_instances": "--decode-instances"},
+    "monolithic": {"monolithic_instances": "--instances"},
+}
+"""Options that say how many instances a mode has, by the fields of `Deployment`."""
+_INSTANCE_FIELDS = tuple(field for options in _INSTANCES.values() for field in options)
 
 
 class JobError(ValueError):
@@ -63,6 +70,7 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
         raise JobError(f"{hardware.name} has no room for KV beside the weights of {model.name}: give a larger device")
     trace, report = read_trace(options.trace, options.trace_format, block_tokens=options.block_size)
     warnings = [f"{options.trace}: {warning}" for warning in report.warnings]
+    warnings += _context_warnings(options.trace, trace, model)
     trace = trace.scaled(options.rate_factor)
     partial_blocks: PartialBlocks = options.partial_blocks or ("miss" if report.format == "bailian" else "hit")
     serving = ServingOptions(
@@ -105,11 +113,16 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
 def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | Axis | None]:
     """By the names of `Deployment`'s fields, those that play a part: fixed values and axes."""
     parts: dict[str, Value | Axis | None] = {}
-    if options.mode == "monolithic":
-        parts["monolithic_instances"] = numeric_axis("monolithic_instances", options.instances, MAX_INSTANCES)
-    else:
-        parts["prefill_instances"] = numeric_axis("prefill_instances", options.prefill_instances, MAX_INSTANCES)
-        parts["decode_instances"] = numeric_axis("decode_instances", options.decode_instances, MAX_INSTANCES)
+    for mode, fields in _INSTANCES.items():
+        for field, option in fields.items():
+            text = getattr(options, option.removeprefix("--").replace("-", "_"))
+            if mode == options.mode:
+                parts[field] = numeric_axis(field, "1" if text is None else text, MAX_INSTANCES)
+            elif text is not None:
+                raise JobError(
+                    f"{option} {text} is of --mode {mode}, and the mode is {options.mode}: leave it out, or give "
+                    f"{' and '.join(_INSTANCES[options.mode].values())} instead"
+                )
     for name, part in parts.items():
         if (part.coarse[0] if isinstance(part, NumericAxis) else part) == 0:
             raise JobError(f"{name} begins at 0: give at least 1")
@@ -126,10 +139,33 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
     return parts
 
 
+def _context_warnings(path: Path, trace: Trace, model: ModelShape) -> list[str]:
+    """Says how many requests the model could not take: a deployment refuses them, the simulator does not.
+
+    Raises:
+        JobError: it is more than half, so that the figures would be of requests that nobody can serve.
+    """
+    lengths = trace.input_tokens + trace.output_tokens
+    num_longer = int((lengths > model.max_context_tokens).sum())
+    if num_longer == 0:
+        return []
+    message = (
+        f"{path}: {num_longer:,} of {len(trace):,} requests are longer, prompt and answer together, than the context "
+        f"of {model.name}, {model.max_context_tokens:,} tokens; the longest has {int(lengths.max()):,}"
+    )
+    if 2 * num_longer > len(trace):
+        raise JobError(
+            f"{message}. At most half may be: give a trace of shorter requests, or a model of longer context"
+        )
+    return [
+        f"{message}. A deployment refuses them; here they are simulated like the others, and all figures count them"
+    ]
+
+
 def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> str:
     """Without reuse information cache axes are nothing but cost, so they are fixed at nothing. Returns a warning."""
     message = f"{path} has no reuse information: whatever the sizes of DRAM and disk, nothing hits, and they only cost"
-    if not any(isinstance(parts[name], NumericAxis) for name in parts if name in _INSTANCES):
+    if not any(isinstance(parts[name], NumericAxis) for name in parts if name in _INSTANCE_FIELDS):
         raise JobError(
             f"{message}. Give a trace with block hashes (mooncake, bailian, parquet), or search for numbers of "
             "instances alone, as in --mode monolithic --instances 1:8:1"
@@ -155,7 +191,7 @@ def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int)
     for axis in space.axes:
         if isinstance(axis, CategoricalAxis):
             point[axis.name] = "lru" if "lru" in axis.choices else axis.choices[0]
-        elif axis.name in _INSTANCES:
+        elif axis.name in _INSTANCE_FIELDS:
             point[axis.name] = axis.coarse[len(axis.coarse) // 2]
         else:
             wanted = {"dram_gib": dram_gib, "disk_gib": 0, "ttl_s": axis.coarse[-1]}[axis.name]

@@ -22,7 +22,8 @@ from tuning.job.out_folder import taken_folder
 from tuning.job.outputs import why_nothing, write_outputs
 from tuning.job.ray_executor import ClusterError, RayExecutor, connected
 from tuning.job.report_content import RunFacts
-from tuning.job.serve_config import read_base
+from tuning.job.serve_config import application_settings, read_base, serve_config
+from tuning.job.unlike_simulated import unlike_simulated
 from tuning.pareto.evaluation import Evaluate
 from tuning.pareto.result import SearchResult
 from tuning.pareto.search import run_search
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         base = read_base(options.base_config)
         inputs = read_inputs(options)
-        for warning in inputs.warnings:
+        settings = application_settings(serve_config(base, inputs.evaluator.fixed, options.nodes, None))
+        unlike = unlike_simulated(settings, inputs.evaluator)
+        for warning in (*inputs.warnings, *unlike):
             _warn(warning)
         with taken_folder(options.out, inputs.identity):
             begun_s = time.monotonic()
@@ -53,7 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             rule = options.choose or default_rule(inputs.evaluator.goals)
             said = write_outputs(
-                options.out, inputs, result, run, rule, trace_path=options.trace, base=base, nodes=options.nodes
+                options.out,
+                inputs,
+                result,
+                run,
+                rule,
+                trace_path=options.trace,
+                base=base,
+                nodes=options.nodes,
+                unlike=unlike,
             )
     except KeyboardInterrupt:
         _warn(f"interrupted: the same command goes on from what is in {options.out}")

@@ -66,6 +66,12 @@ def serve_config(base: dict[str, Any], deployment: Deployment, nodes: int, polic
     return config
 
 
+def application_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of our application in what `serve_config` made; they are the config's own."""
+    settings: dict[str, Any] = _applications(config)[0]["args"]
+    return settings
+
+
 def dump_config(config: dict[str, Any], about: list[str]) -> str:
     """YAML, with what it is for in comments above."""
     comments = "".join(f"# {line}\n" for line in about)

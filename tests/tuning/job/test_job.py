@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from app.serve_config import read_serve_config
 from kv.policy.policy_file import load
-from tests.tuning.job.job_runs import arguments, make_files, run
+from tests.tuning.job.job_runs import CONFIG, arguments, make_files, run
 from tuning.job.job import CHOSEN, NOTHING_FEASIBLE, UNUSABLE, main
 from tuning.report.content import JobReport
 
@@ -113,6 +115,71 @@ def test_without_reuse_information_only_instances_are_searched(
     assert "nothing hits, and they only cost" in capsys.readouterr().err
 
 
+def test_a_base_that_differs_from_what_was_simulated_is_warned_of_by_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "model": "meta-llama/Llama-2-13b-hf",
+        "engine": {"block_tokens": 256, "max_batch_tokens": 8192},
+        "monolithic": {"engine": {"max_batch_tokens": 4096}},
+    }
+    base = {"applications": [{"name": "equipoise", "import_path": "app.builder:build", "args": settings}]}
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    options = ("--base-config", str(folder / "base.yaml"), "--evaluations", "1")
+    status, found = run(folder, *options, out="differs")
+    assert status == CHOSEN
+    written = (folder / "differs" / "serve_config.yaml").read_text()
+    said = capsys.readouterr()
+    for message in (
+        f"model is 'meta-llama/Llama-2-13b-hf' in the configuration to serve with, and {folder.name} was simulated",
+        "max_batch_tokens is 4096 in the configuration to serve with, and 8192 was simulated",
+        f"block_tokens is 256 in the configuration to serve with, and {found.trace.block_tokens} was simulated",
+    ):
+        assert message in said.err
+        assert message in said.out
+        assert f"# {message}" in written
+        assert any(message in warning for warning in found.warnings)
+
+    settings |= {"model": str(folder), "monolithic": {}}
+    settings["engine"] = {"block_tokens": found.trace.block_tokens, "max_batch_tokens": 8192}
+    (folder / "base.yaml").write_text(yaml.safe_dump(base))
+    status, found = run(folder, *options, out="agrees")
+    assert status == CHOSEN
+    said = capsys.readouterr()
+    assert "was simulated" not in said.err + said.out
+    assert not any("was simulated" in warning for warning in found.warnings)
+
+
+def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pq.read_table(folder / "trace.parquet").to_pylist()
+    lengths = sorted(row["input_tokens"] + row["output_tokens"] for row in table)
+    middle = lengths[len(lengths) // 2 - 1]
+    longer = sum(length > middle for length in lengths)
+    assert 2 * longer == len(lengths)  # just not more than half
+
+    def config(context_tokens: int) -> str:
+        model = folder / f"context-{context_tokens}"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": context_tokens}))
+        return str(model)
+
+    status, found = run(folder, "--model", config(middle), "--evaluations", "1", out="longer")
+    assert status == CHOSEN
+    message = (
+        f"{longer} of {len(table)} requests are longer, prompt and answer together, than the context of "
+        f"context-{middle}, {middle:,} tokens; the longest has {lengths[-1]:,}"
+    )
+    assert message in capsys.readouterr().err
+    assert any(message in warning for warning in found.warnings)
+    assert message in (folder / "longer" / "report.html").read_text()
+
+    assert main(arguments(folder, "--model", config(middle - 1), out="too-long")) == UNUSABLE
+    assert "At most half may be" in capsys.readouterr().err
+    assert not (folder / "too-long").exists()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -129,6 +196,15 @@ def test_without_reuse_information_only_instances_are_searched(
         (("--dram-gib", "0:1000000000:1/1"), "64 are the most"),
         (("--disk-gib", "9" * 20), f"numbers go up to {2**30}"),
         (("--ttl-s", "9" * 20), f"numbers go up to {10**9}"),
+        (
+            ("--prefill-instances", "2"),
+            "--prefill-instances 2 is of --mode static, and the mode is monolithic: leave it out, or give --instances",
+        ),
+        (
+            ("--mode", "static", "--instances", "1"),
+            "--instances 1 is of --mode monolithic, and the mode is static: leave it out, or give --prefill-instances "
+            "and --decode-instances",
+        ),
         (("--disk-gib", "0:131072:65536"), "131072"),
         (("--base-config", "{folder}/config.json"), "must have one application"),
     ],

@@ -1,0 +1,68 @@
+"""When a configuration's model counts as the one that was simulated, and which of its settings are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tuning.deployment.deployment import Deployment, ServingOptions
+from tuning.deployment.evaluator import DeploymentEvaluator
+from tuning.deployment.objectives import Goals
+from tuning.hardware_profile import read_hardware
+from tuning.job.unlike_simulated import unlike_simulated
+from tuning.model_config import read_model_shape
+from tuning.price_book import read_prices
+from tuning.simulator.settings import Mode
+from tuning.trace.generator import SyntheticTraffic, generate
+
+TRACE = generate(SyntheticTraffic(1, 4, requests_per_s=1.0, prefixes=1, turns=1.0, think_s=1.0))
+ENGINE = {"max_batch_tokens": 8192, "block_tokens": TRACE.block_tokens}
+
+
+def evaluator(mode: Mode = "static", model: str = "llama-2-13b") -> DeploymentEvaluator:
+    return DeploymentEvaluator(
+        TRACE,
+        read_model_shape(model),
+        read_hardware("a100-80g"),
+        read_prices("aws-us-east-1"),
+        Deployment(mode),
+        ServingOptions(max_batch_tokens=8192),
+        Goals(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "simulated"),
+    [
+        ("meta-llama/Llama-2-13b-hf", "llama-2-13b"),
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("llama-2-13b", "llama-2-13b"),
+    ],
+)
+def test_the_same_model_under_the_names_of_both(there: str, simulated: str) -> None:
+    assert unlike_simulated({"model": there, "engine": ENGINE}, evaluator(model=simulated)) == []
+
+
+@pytest.mark.parametrize("there", ["Qwen/Qwen3-8B", "qwen3-8b", "meta-llama/Llama-2-7b-hf", None, 13])
+def test_another_model_or_none_is_named(there: object) -> None:
+    (warning,) = unlike_simulated({"model": there, "engine": ENGINE}, evaluator())
+    assert warning.startswith("model is not given" if there is None else f"model is {there!r} ")
+    assert "and llama-2-13b was simulated" in warning
+
+
+@pytest.mark.parametrize(
+    ("mode", "roles", "different"),
+    [
+        ("static", {"prefill": {"engine": {"max_batch_tokens": 4096}}}, ["max_batch_tokens"]),
+        ("static", {"decode": {"engine": {"max_batch_tokens": 256}}}, []),
+        ("monolithic", {"monolithic": {"engine": {"block_tokens": 256}}}, ["block_tokens"]),
+        ("monolithic", {"engine": {}}, ["max_batch_tokens", "block_tokens"]),
+    ],
+)
+def test_settings_of_the_role_that_computes_prompts_are_compared(
+    mode: Mode, roles: dict[str, Any], different: list[str]
+) -> None:
+    settings = {"model": "llama-2-13b", "engine": ENGINE} | roles
+    warnings = unlike_simulated(settings, evaluator(mode))
+    assert [warning.partition(" ")[0] for warning in warnings] == different
