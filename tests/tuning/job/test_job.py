@@ -192,6 +192,10 @@ def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_ref
         (("--dram-gib", "0:100:30"), "HIGH must be above LOW by a multiple of COARSE"),
         (("--dram-gib", "16", "--disk-gib", "0"), "no axis is open"),
         (("--instances", "0"), "monolithic_instances begins at 0"),
+        (("--instances", "10001"), "numbers go up to 10000"),
+        (("--dram-gib", "0:1000000000:1/1"), "64 are the most"),
+        (("--disk-gib", "9" * 20), f"numbers go up to {2**30}"),
+        (("--ttl-s", "9" * 20), f"numbers go up to {10**9}"),
         (
             ("--prefill-instances", "2"),
             "--prefill-instances 2 is of --mode static, and the mode is monolithic: leave it out, or give --instances",
@@ -201,10 +205,6 @@ def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_ref
             "--instances 1 is of --mode monolithic, and the mode is static: leave it out, or give --prefill-instances "
             "and --decode-instances",
         ),
-        (("--instances", "10001"), "numbers go up to 10000"),
-        (("--dram-gib", "0:1000000000:1/1"), "64 are the most"),
-        (("--disk-gib", "9" * 20), f"numbers go up to {2**30}"),
-        (("--ttl-s", "9" * 20), f"numbers go up to {10**9}"),
         (("--disk-gib", "0:131072:65536"), "131072"),
         (("--base-config", "{folder}/config.json"), "must have one application"),
     ],
