@@ -89,8 +89,16 @@ class HostedInstance:
         """Runs layers over a step's hidden states and writes their K and V. What cannot be done is an `error`."""
         try:
             self._check_order(work, work.layers.start)
-            # The same check as of a message from a link, now that it is known what was granted.
-            work = decode_work(*encode_work(work), self.limits)
+            # The same check as of a message from a link.
+            return self.run_checked(decode_work(*encode_work(work), self.limits))
+        except Exception as error:  # as in `run_checked`
+            return StageDone(work.instance, work.version, work.step_id, None, self._reason(error))
+
+    @torch.inference_mode()
+    def run_checked(self, work: StageWork) -> StageDone:
+        """`run`, for work that `decode_work` made within `limits`."""
+        try:
+            self._check_order(work, work.layers.start)
             for layer in work.layers:
                 self._check_layer(layer)
             batch = self._prepare(work, work.layers)

@@ -73,7 +73,7 @@ def _hosted(engine: Engine, question: Question) -> HostedInstance:
 def _run_stage(engine: Engine, question: Question) -> Reply:
     hosted = _hosted(engine, question)
     work = decode_work(question.message.meta, question.message.tensors, hosted.limits)
-    return encode_done(hosted.run(work))
+    return encode_done(hosted.run_checked(work))
 
 
 def _grant(engine: Engine, question: Question) -> Reply:
