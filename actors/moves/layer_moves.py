@@ -123,7 +123,9 @@ class LayerMoves:
             )
             await self._send_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
-                late = await self._engine(lambda engine: _written_since(engine, early, point))
+                late = await self._engine(
+                    lambda engine: _late_blocks(engine, early, engine.scheduler.dirty_blocks.since(point))
+                )
                 await self._send_pages(host, lanes, late, tally)
                 await self._ask(host, Kind.USE_VERSION, encode(version=after.version))
 
@@ -153,8 +155,7 @@ class LayerMoves:
             await self._fetch_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 written = Fields((await self._ask(host, Kind.DIRTY_SINCE, encode(point=point))).meta).numbers("blocks")
-                occupied = await self._engine(lambda engine: engine.blocks.occupied())
-                late = [block for block in occupied if block in set(written) or block not in set(early)]
+                late = await self._engine(lambda engine: _late_blocks(engine, early, written))
                 await self._fetch_pages(host, lanes, late, tally)
                 has_more = bool(after.layers_on(host))
                 if has_more:
@@ -250,7 +251,7 @@ class _QuestionFailedError(Exception):
     """The other worker did not do what it was asked for."""
 
 
-def _written_since(engine: Engine, early: Sequence[int], point: int) -> list[int]:
-    """Blocks with content that were not copied early, or were written after it."""
-    written, copied = set(engine.scheduler.dirty_blocks.since(point)), set(early)
-    return [block for block in engine.blocks.occupied() if block in written or block not in copied]
+def _late_blocks(engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:
+    """Blocks with content that were not copied early, or were written after that."""
+    copied = set(early).difference(written)
+    return [block for block in engine.blocks.occupied() if block not in copied]
