@@ -69,20 +69,15 @@ class RunningAnswer:
         """The pieces as they come, until the time limit. Raises ApiError for every way to fail. Leaving it early frees
         what the request holds anywhere."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        with self._hold():
-            async with aclosing(self._run(deadline)) as pieces:
-                async for piece in pieces:
-                    yield piece
-
-    async def _run(self, deadline: float) -> AsyncGenerator[Piece]:
         try:
-            async with aclosing(self._generation.pieces()) as pieces:
-                while True:
-                    async with asyncio.timeout_at(deadline):
-                        piece = await anext(pieces, None)
-                    if piece is None:
-                        return
-                    yield piece
+            with self._hold():
+                async with aclosing(self._generation.pieces()) as pieces:
+                    while True:
+                        async with asyncio.timeout_at(deadline):
+                            piece = await anext(pieces, None)
+                        if piece is None:
+                            return
+                        yield piece
         except TimeoutError:
             raise timeout(self._timeout_s) from None
         except (RefusedError, RequestFailedError, NoWorkerError) as error:
