@@ -15,6 +15,8 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
+from actors.engine.transfer import to_device
+
 _WORD_BITS = 32
 
 
@@ -99,9 +101,9 @@ def mask_by_grammars(logits: torch.Tensor, states: dict[int, GrammarState]) -> d
         except GrammarError as error:
             errors[row] = str(error)
             words[position] = -1
-    words = words.to(logits.device, non_blocking=True)
+    words = to_device(words, logits.device)
     bits = torch.arange(_WORD_BITS, dtype=torch.int32, device=logits.device)
     is_barred = ((words[:, :, None] >> bits) & 1 == 0).flatten(1)[:, :vocab_size]
-    rows = torch.tensor(list(states), device=logits.device)
+    rows = to_device(torch.tensor(list(states)), logits.device)
     logits.index_copy_(0, rows, logits.index_select(0, rows).masked_fill_(is_barred, -torch.inf))
     return errors
