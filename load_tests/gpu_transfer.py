@@ -18,7 +18,6 @@ from actors.engine.device_streams import CudaStreams, Streams
 from actors.engine.engine import Engine
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel, load_model
-from actors.engine.page_copies import page_rows
 from actors.engine.page_io import clear_pages, read_pages, write_pages
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine.staging import StagedCopies
@@ -73,7 +72,7 @@ def make_rig(folder: Path, device: torch.device, dtype: str) -> Rig:
     if device.type == "cuda":
         return Rig(loaded, config, CudaStreams(device))
     streams = DeferredStreams(random.Random(0))
-    copies = StagedCopies(page_rows(loaded.arena.pages), streams, slot_bytes=60 * loaded.layout.page_bytes)
+    copies = StagedCopies(loaded.arena.page_words, streams, slot_bytes=60 * loaded.layout.page_bytes)
     return Rig(replace(loaded, copies=copies), config, streams)
 
 

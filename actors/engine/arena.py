@@ -44,7 +44,7 @@ class Arena:
     @property
     def page_words(self) -> torch.Tensor:
         """The pages as rows of int64, [num_pages, words], the same memory: for copies, which need not know numbers."""
-        return self.pages.view(len(self.pages), -1).view(torch.int64)
+        return page_rows(self.pages)
 
     def slabs_for(self, num_bytes: int) -> int:
         """Slabs that hold `num_bytes`, rounded up."""
@@ -99,3 +99,9 @@ class Arena:
         slabs = self._memory.view(self.num_slabs, self.slab_bytes)
         for source, target in moves.items():
             slabs[target].copy_(slabs[source])
+
+
+def page_rows(pages: torch.Tensor) -> torch.Tensor:
+    """[pages, words] int64, the same memory: copies of such rows take half the time of those of rows of numbers of two
+    bytes in three dimensions."""
+    return pages.view(len(pages), -1).view(torch.int64)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from actors.engine.arena import page_rows
 from actors.engine.device_event import DeviceEvent
 from actors.engine.device_streams import CudaStreams
 from actors.engine.staging import StagedCopies
@@ -56,9 +57,3 @@ def make_page_copies(pages: torch.Tensor) -> PageCopies:
     if pages.device.type == "cuda":
         return StagedCopies(page_rows(pages), CudaStreams(pages.device))
     return DirectCopies(page_rows(pages))
-
-
-def page_rows(pages: torch.Tensor) -> torch.Tensor:
-    """[pages, words] int64, the same memory: copies of such rows take half the time of those of rows of numbers of two
-    bytes in three dimensions."""
-    return pages.view(len(pages), -1).view(torch.int64)

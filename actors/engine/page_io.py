@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.engine.arena import page_rows
 from actors.engine.device_event import DeviceEvent
 from actors.engine.loading import LoadedModel
-from actors.engine.page_copies import page_rows
 from kv.part_range import PartRange
 
 

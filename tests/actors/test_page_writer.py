@@ -12,7 +12,6 @@ import torch
 
 from actors.engine.config import EngineConfig
 from actors.engine.loading import LoadedModel, load_model
-from actors.engine.page_copies import page_rows
 from actors.engine.request import EngineRequest
 from actors.engine.staging import StagedCopies
 from actors.fetch_rates import FetchRates
@@ -41,7 +40,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     torch.set_num_threads(1)
     config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=32)
     plain = load_model(make_model(FAMILIES["llama"], tmp_path_factory.mktemp("model")), config)
-    pages = page_rows(plain.arena.pages)
+    pages = plain.arena.page_words
     copies = StagedCopies(pages, DeferredStreams(Lazy()), num_slots=2, slot_bytes=3 * plain.layout.page_bytes)
     return replace(plain, copies=copies)
 

@@ -17,7 +17,6 @@ from actors.engine.device_event import DeviceEvent
 from actors.engine.engine import Engine
 from actors.engine.exports import Export
 from actors.engine.layer_arrival import LayerArrival
-from actors.engine.page_copies import page_rows
 from actors.engine.page_io import read_pages, write_pages
 from actors.engine.request import EngineRequest
 from actors.engine.scheduler import Fetch
@@ -41,7 +40,7 @@ class Lazy(random.Random):
 
 def staged(engine: Engine) -> Engine:
     """The same model in an engine with small staging buffers."""
-    pages = page_rows(engine.loaded.arena.pages)
+    pages = engine.loaded.arena.page_words
     copies = StagedCopies(pages, DeferredStreams(Lazy()), num_slots=2, slot_bytes=7 * engine.loaded.layout.page_bytes)
     return Engine(replace(engine.loaded, copies=copies), engine.config)
 

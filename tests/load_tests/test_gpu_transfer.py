@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from actors.engine.device_event import DeviceEvent
-from actors.engine.page_copies import page_rows
 from actors.engine.staging import StagedCopies
 from actors.random_model import parse_random_name, write_random_model
 from load_tests import gpu_check
@@ -86,7 +85,7 @@ class Refusing(StagedCopies):
 def test_copies_that_go_wrong_fail_it(copies: Callable[..., StagedCopies], outcomes: list[bool], rig: Rig) -> None:
     loaded = rig.loaded
     streams = DeferredStreams(Lazy())
-    broken = copies(page_rows(loaded.arena.pages), streams, slot_bytes=64 * loaded.layout.page_bytes)
+    broken = copies(loaded.arena.page_words, streams, slot_bytes=64 * loaded.layout.page_bytes)
     checks = list(check_transfers(replace(rig, loaded=replace(loaded, copies=broken)), new_tokens=4))
     assert [check.passed for check in checks] == outcomes, checks
 
