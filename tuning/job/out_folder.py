@@ -25,7 +25,12 @@ def taken_folder(out: Path, identity: dict[str, str]) -> Iterator[None]:
         OSError: it can't be made.
     """
     _refuse_files_of_others(out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise JobError(
+            f"{out} is no folder, or lies in a file: --out is the name of a folder, made if need be"
+        ) from error
     with (out / LOCK).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
