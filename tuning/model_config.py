@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kv.layout import DTYPE_BYTES
+from kv.repeated_keys import RepeatedKeysError, load_json
 from tuning.known_models import KNOWN_CONFIGS
 from tuning.model_shape import ModelShape
 
@@ -51,7 +51,9 @@ def _read_checkpoint_shape(name_or_path: str) -> ModelShape:
         names = ", ".join(sorted(KNOWN_CONFIGS))
         raise ModelConfigError(f"{name_or_path!r} is no model known by name ({names}), and no config.json lies there")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path.read_text(encoding="utf-8"))
+    except RepeatedKeysError as error:
+        raise ModelConfigError(f"{path}: {error}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} can't be read as JSON ({error}): give a Hugging Face config.json") from error
     return shape_of_config(config, path.resolve().parent.name)

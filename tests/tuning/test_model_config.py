@@ -85,6 +85,16 @@ def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
     assert read_model_shape(str(folder / "config.json")) == by_folder
 
 
+def test_a_key_that_is_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    text = json.dumps(QWEN3_8B, indent=1)[:-2] + ',\n "num_hidden_layers": 48\n}'
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if "num_hidden_layers" in line]
+    with pytest.raises(
+        ModelConfigError, match=f"num_hidden_layers: given twice, in line {lines[0]} and in line {lines[1]}"
+    ):
+        read_model_shape(str(tmp_path))
+
+
 def test_what_transformers_writes_can_be_read(tmp_path: Path) -> None:
     AutoConfig.for_model(**QWEN3_8B).save_pretrained(tmp_path)
     shape = read_model_shape(str(tmp_path))

@@ -23,8 +23,8 @@ def open_journal(path: Path) -> JournalStorage:
     A power cut or a full disk leaves a last line without its end. It is dropped, and what it was about is done again:
     Optuna by itself would append to it, which makes a line that it can never read.
 
-    Optuna's own lock beside it can then only be that of a job that was killed. It is removed: Optuna would wait 30 s for
-    it.
+    Optuna's own lock beside it can then only be that of a job that was killed. It is removed: Optuna would wait 30 s
+    for it.
 
     Raises:
         JobError: another line is damaged. Nothing was written then.

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from kv.repeated_keys import RepeatedKeysError, load_yaml
 from tuning.deployment.deployment import Deployment
 from tuning.job.inputs import JobError
 
@@ -26,7 +27,9 @@ def read_base(path: Path | None) -> dict[str, Any]:
     if path is None:
         return copy.deepcopy(_MINIMAL)
     try:
-        base = yaml.safe_load(path.read_text(encoding="utf-8"))
+        base = load_yaml(path.read_text(encoding="utf-8"))
+    except RepeatedKeysError as error:
+        raise JobError(f"{path}: {error}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise JobError(f"{path} can't be read ({error}): give a Serve configuration, as of serve_configs/") from error
     if not isinstance(base, dict) or len(_applications(base)) != 1:

@@ -61,3 +61,10 @@ def test_what_is_no_configuration_of_ours_is_refused(text: str, tmp_path: Path) 
     path.write_text(text)
     with pytest.raises(JobError, match=r"base\.yaml"):
         read_base(path)
+
+
+def test_a_key_that_a_base_gives_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text("applications:\n  - import_path: app.builder:build\n    args: {mode: static}\n    args: {}\n")
+    with pytest.raises(JobError, match=r"base\.yaml: applications\.0\.args: given twice, in line 3 and in line 4"):
+        read_base(path)
