@@ -26,6 +26,9 @@ from tuning.timing import Timing
 from tuning.trace.reading import read_trace
 from tuning.trace.trace import PartialBlocks, Trace
 
+GOALS: Final = "goals"
+"""In a study's identity, the one entry that no simulation depends on."""
+
 _INSTANCES: Final[dict[Mode, dict[str, str]]] = {
     "static": {"prefill_instances": "--prefill-instances", "decode_instances": "--decode-instances"},
     "monolithic": {"monolithic_instances": "--instances"},
@@ -49,7 +52,7 @@ class JobInputs:
     baseline_dram_gib: int
     trace_format: str
     identity: dict[str, str]
-    """What evaluations depend on, by option: a study goes on with the same only."""
+    """What the search depends on, by option: a study goes on with the same only."""
     warnings: tuple[str, ...]
     """What is doubtful in what was given."""
 
@@ -97,7 +100,7 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
         "prices": repr(prices),
         "fixed values": repr(fixed),
         "dispatch, batch sizes and seed": repr(serving),
-        "goals": repr(goals),
+        GOALS: repr(goals),
         "axes": fingerprint(space),
         "method": options.method,
     }

@@ -27,7 +27,7 @@ def write_outputs(
     trace_path: Path,
     base: dict[str, Any],
     nodes: int,
-    unlike: list[str],
+    doubts: list[str],
 ) -> list[str]:
     """Writes all files into `out`; the configuration and the policy only when something keeps the limits, else those of
     an earlier run are removed.
@@ -36,7 +36,8 @@ def write_outputs(
         trace_path: the file that the trace is from.
         base: the Serve configuration to start from.
         nodes: over which the store is spread.
-        unlike: where the configuration differs from what was simulated.
+        doubts: of the choice, to be said wherever it is: where the configuration differs from what was simulated, and
+            where the search was another.
 
     Returns:
         What to say of the chosen point.
@@ -56,13 +57,13 @@ def write_outputs(
         policy_path = out / "ttl_policy.json"
         policy_path.write_text(dump_policy(ttls.policy), encoding="ascii")
         config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
-        about = [*_about(inputs, chosen, rule), *unlike]
+        about = [*_about(inputs, chosen, rule), *doubts]
         (out / "serve_config.yaml").write_text(dump_config(config, about), encoding="utf-8")
         said = [f"times-to-live: {ttls.reason}"]
     else:
         for name in ("serve_config.yaml", "ttl_policy.json"):  # of an earlier run: nobody may serve with them any more
             (out / name).unlink(missing_ok=True)
-    report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, (*unlike, *said))
+    report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, (*doubts, *said))
     (out / "summary.json").write_text(dump_summary(report), encoding="utf-8")
     (out / "report.html").write_text(html_page(report), encoding="utf-8")
     if chosen is None:
