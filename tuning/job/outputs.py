@@ -15,6 +15,7 @@ from tuning.job.ttl_choice import choose_ttls
 from tuning.pareto.result import EvaluatedPoint, SearchResult
 from tuning.report.page import html_page
 from tuning.report.summary_file import dump as dump_summary
+from tuning.report.wording import SENSES, Sense
 
 
 def write_outputs(
@@ -103,10 +104,19 @@ def _gains(result: SearchResult, inputs: JobInputs, baseline: EvaluatedPoint | N
         return []
     said = []
     for index, (name, each) in enumerate(extremes(result.front).items()):
-        before, value = baseline.evaluation.objectives[index], each.evaluation.objectives[index]
-        gain = "" if before == 0 else f"{abs(value) / abs(before) - 1:+.1%} against "
-        said.append(f"best {name}: {gain}{inputs.baseline_dram_gib:,} GiB of DRAM, with {_shown(each)}")
+        # A throughput has a minus sign among the objectives.
+        before, value = abs(baseline.evaluation.objectives[index]), abs(each.evaluation.objectives[index])
+        said.append(
+            f"best {name}: {_compared(value, before, SENSES[index])} {inputs.baseline_dram_gib:,} GiB of DRAM, with "
+            f"{_shown(each)}"
+        )
     return said
+
+
+def _compared(value: float, before: float, sense: Sense) -> str:
+    """In words, as a sign leaves its sense to the reader: "20.2% cheaper than"."""
+    share = f"{abs(value / before - 1):.1%} " if before else ""
+    return "the same as" if value == before or share == "0.0% " else f"{share}{sense.word(value, before)} than"
 
 
 def _shown(each: EvaluatedPoint) -> str:

@@ -82,6 +82,25 @@ def test_the_baseline_is_evaluated_and_reported(folder: Path, report: JobReport)
     assert "fixed 48 GiB of DRAM" in (folder / "out" / "report.html").read_text()
 
 
+def test_gains_are_said_in_words(folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "--budget-per-hour", "4.2", "--choose", "fastest")
+    said = capsys.readouterr()
+    table = rows(folder)
+    before = next(row for row in table if (row["dram_gib"], row["disk_gib"]) == (48, 0))
+    for name, objective, words in (
+        ("ttft", "ttft_mean_s", ("faster", "slower")),
+        ("throughput", "minus_tokens_per_s", ("more", "less")),
+        ("cost", "cost", ("cheaper", "dearer")),
+    ):
+        value = min(row[objective] for row in table if row["on_front"])
+        share, word = abs(value / before[objective] - 1), words[value > before[objective]]
+        compared = f"{share:.1%} {word} than" if round(share, 3) else "the same as"
+        assert f"best {name}: {compared} 48 GiB of DRAM, with dram_gib " in said.out
+    assert "cheaper than" in said.out
+    # Without --base-config: one line for the three settings that it would have.
+    assert said.err.count("not given") == 1
+
+
 def test_a_folder_with_another_study_is_refused(
     folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
