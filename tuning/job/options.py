@@ -16,8 +16,15 @@ from tuning.simulator.settings import Mode
 from tuning.trace import formats
 from tuning.trace.trace import PartialBlocks
 
-_EPILOG = """an axis is a whole number, which is fixed, or LOW:HIGH:COARSE/FINE, which is searched: first every COARSE,
-then down to steps of FINE
+_EPILOG = """what an AXIS may be:
+  512             one whole number: fixed
+  0:2048:512/16   a range LOW:HIGH:COARSE/FINE: searched, first at every COARSE (0, 512, 1024, 1536, 2048), then between
+                  them down to steps of FINE. HIGH - LOW must be a multiple of COARSE, and COARSE one of FINE
+  1:8:1           a range LOW:HIGH:STEP, with one step for both
+  none            for --ttl-s: no limit
+what a NAME[,NAME] may be:
+  lru             one name: fixed
+  lru,lfu         names with commas: searched
 
 example:
   python -m tuning.job --trace conversation_trace.jsonl --model qwen3-8b --hardware a100-80g --prices aws-us-east-1 \\
