@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not result.front:
         _warn(why_nothing(result, inputs))
         return NOTHING_FEASIBLE
-    print("\n".join(said))
+    _say(said)
     return CHOSEN
 
 
@@ -142,6 +142,16 @@ def _executor(options: argparse.Namespace, evaluate: Evaluate) -> Iterator[tuple
             yield executor, evaluate, executor.num_slots
         finally:
             executor.shutdown(cancel_futures=True)
+
+
+def _say(lines: list[str]) -> None:
+    """On standard output, whatever characters it takes, and though nobody reads it: the files are what counts."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print("\n".join(lines).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        # Python would complain once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _warn(message: str) -> None:

@@ -82,7 +82,8 @@ def schema(
 def write(trace: Trace, path: Path) -> None:
     """Write a whole trace. Its ids serve as hashes, eight bytes each, the highest first."""
     form = schema(trace.block_tokens, with_kind=bool(trace.kind))
-    with pq.ParquetWriter(path, form, compression="zstd") as writer:
+    # Of a name pyarrow makes an address, in which not all characters may be, so it gets the open file.
+    with path.open("wb") as file, pq.ParquetWriter(file, form, compression="zstd") as writer:
         for start in range(0, len(trace), _ROW_GROUP):
             rows = slice(start, start + _ROW_GROUP)
             columns: dict[str, Any] = {
@@ -115,7 +116,8 @@ def read(path: Path, report: ReadReport) -> RawRows:
         TraceError: it is not Parquet, or not ours, or of another version.
     """
     try:
-        table = pq.ParquetFile(path).read()
+        with path.open("rb") as file:
+            table = pq.ParquetFile(file).read()
     except OSError as error:
         # Arrow raises OSError without a number for data that it cannot make sense of.
         if error.errno is None:
