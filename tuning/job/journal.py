@@ -11,7 +11,7 @@ from typing import Any, Final
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
 
 _LOCK_SUFFIX: Final = ".lock"
 """Of the symbolic link that Optuna makes while it writes."""

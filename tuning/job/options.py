@@ -35,6 +35,13 @@ exit status: 0 a configuration was chosen; 1 no point keeps the limits; 2 someth
 130 interrupted: the same command goes on from there. docs/tuning-job.md has more."""
 
 
+def _path(text: str) -> Path:
+    """A variable of the shell that is not set gives an empty text, which would mean the folder one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is not allowed: give a name")
+    return Path(text)
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tuning.job",
@@ -46,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     given = parser.add_argument_group("what is given")
-    given.add_argument("--trace", type=Path, required=True, metavar="FILE", help="requests with block hashes")
+    given.add_argument("--trace", type=_path, required=True, metavar="FILE", help="requests with block hashes")
     given.add_argument("--trace-format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
     given.add_argument("--block-size", type=whole(1), metavar="TOKENS", help="a block, if the file leaves it open")
     given.add_argument(
@@ -71,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     axes.add_argument("--prefill-instances", metavar="AXIS", help="of mode static (default 1)")
     axes.add_argument("--decode-instances", metavar="AXIS", help="of mode static (default 1)")
     axes.add_argument("--dram-gib", default="0:2048:512/16", metavar="AXIS", help="default %(default)s")
-    axes.add_argument("--disk-gib", default="0", metavar="AXIS", help="default 0: none")
+    axes.add_argument("--disk-gib", metavar="AXIS", help="default 0: none")
     axes.add_argument("--disk-class", metavar="NAME[,NAME]", help="of the prices; several are searched")
     axes.add_argument("--ttl-s", default="none", metavar="AXIS", help="default none: no limit")
     axes.add_argument("--eviction", default="lru", metavar="NAME[,NAME]", help="lru, lfu or both (default lru)")
@@ -115,8 +122,8 @@ def make_parser() -> argparse.ArgumentParser:
     search.add_argument("--ray-cpus", type=above_0, default=1.0, metavar="N", help="that a task sets aside (default 1)")
     search.add_argument("--no-progress", action="store_true", help="no bar")
     out = parser.add_argument_group("what is written")
-    out.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="made when it is not there")
-    out.add_argument("--base-config", type=Path, metavar="FILE", help="Serve configuration to start from")
+    out.add_argument("--out", type=_path, required=True, metavar="FOLDER", help="made when it is not there")
+    out.add_argument("--base-config", type=_path, metavar="FILE", help="Serve configuration to start from")
     out.add_argument(
         "--nodes",
         type=whole(1, 10**6),

@@ -6,7 +6,7 @@ import optuna
 from optuna.storages import BaseStorage
 
 from tuning.deployment.objectives import Goals, judged
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
 from tuning.pareto.result import EvaluatedPoint, SearchResult
 from tuning.pareto.space import SearchSpace
 from tuning.pareto.trials import evaluations_in

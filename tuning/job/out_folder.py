@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tuning.job.inputs import GOALS, JobError
+from tuning.job.inputs import GOALS
+from tuning.job.job_error import JobError
 
 LOCK = "job.lock"
 _WRITTEN = ("study.journal", "front.parquet", "ttl_policy.json", "serve_config.yaml", "summary.json", "report.html")

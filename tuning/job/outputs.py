@@ -58,15 +58,16 @@ def write_outputs(
         policy_path = out / "ttl_policy.json"
         policy_path.write_text(dump_policy(ttls.policy), encoding="ascii")
         config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
-        about = [*_about(inputs, chosen, rule), *doubts]
-        (out / "serve_config.yaml").write_text(dump_config(config, about), encoding="utf-8")
+        about = _about(inputs, chosen, rule)
+        (out / "serve_config.yaml").write_text(dump_config(config, [*about, *doubts]), encoding="utf-8")
         said = [f"times-to-live: {ttls.reason}"]
     else:
         for name in ("serve_config.yaml", "ttl_policy.json"):  # of an earlier run: nobody may serve with them any more
             (out / name).unlink(missing_ok=True)
     report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, (*doubts, *said))
     (out / "summary.json").write_text(dump_summary(report), encoding="utf-8")
-    (out / "report.html").write_text(html_page(report), encoding="utf-8")
+    # What is no character in the name of a file can't be written as one.
+    (out / "report.html").write_text(html_page(report), encoding="utf-8", errors="replace")
     if chosen is None:
         return []
     return [*about, *_gains(result, inputs, baseline), *said, f"written: {out}/serve_config.yaml, {out}/report.html"]

@@ -10,8 +10,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from tests.tuning.job.job_runs import arguments, found_by, make_files, run
-from tuning.job.inputs import JobError
 from tuning.job.job import CHOSEN, UNUSABLE, main
+from tuning.job.job_error import JobError
 from tuning.job.journal import open_journal
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
 from tuning.job.out_folder import taken_folder
 
 ROOT = Path(__file__).resolve().parents[3]
