@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import itertools
 from dataclasses import dataclass
@@ -106,11 +105,11 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
         "axes": fingerprint(space),
         "method": options.method,
     }
-    baseline = _baseline(evaluator, space, options.baseline_dram_gib)
-    if baseline is None and trace.has_reuse:
+    baseline, off_axes = _baseline(evaluator, space, options.baseline_dram_gib)
+    if off_axes and trace.has_reuse:
         warnings.append(
             f"the configuration to compare with ({options.baseline_dram_gib} GiB of DRAM, no disk, no time-to-live, "
-            "lru) lies on no step of the axes, so nothing is compared with it"
+            f"lru) is not among what is searched, for {' and '.join(off_axes)}: nothing is compared with it"
         )
     return JobInputs(evaluator, space, baseline, options.baseline_dram_gib, report.format, identity, tuple(warnings))
 
@@ -182,8 +181,11 @@ def _check_prices(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
         evaluator.deployment(point).cost_per_hour(evaluator.prices, evaluator.hardware.name)
 
 
-def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int) -> Point | None:
-    """The point with so much DRAM, no disk, no time-to-live, LRU, and instances in the middle of their axes."""
+def _baseline(
+    evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int
+) -> tuple[Point | None, tuple[str, ...]]:
+    """The point with so much DRAM, no disk, no time-to-live, LRU, and instances in the middle of their axes; None where
+    it is none of the space, with what can't have its value."""
     point: dict[str, Value] = {}
     for axis in space.axes:
         if isinstance(axis, CategoricalAxis):
@@ -195,5 +197,6 @@ def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int)
             point[axis.name] = min(max(wanted, axis.coarse[0]), axis.coarse[-1])
     point = space.point(space.key(point))
     found = evaluator.deployment(point)
-    is_it = found == dataclasses.replace(found, dram_gib=dram_gib, disk_gib=0, ttl_s=None, eviction="lru")
-    return point if is_it else None
+    wanted_values = {"dram_gib": dram_gib, "disk_gib": 0, "ttl_s": None, "eviction": "lru"}
+    off_axes = tuple(name for name, value in wanted_values.items() if getattr(found, name) != value)
+    return None if off_axes else point, off_axes

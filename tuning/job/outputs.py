@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kv.policy.policy_file import dump as dump_policy
+from tuning.job.axis_ends import values_at_ends
 from tuning.job.choice import Rule, choose, extremes
 from tuning.job.front_file import write_front
 from tuning.job.inputs import JobInputs
@@ -60,7 +61,7 @@ def write_outputs(
         config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
         about = _about(inputs, chosen, rule)
         (out / "serve_config.yaml").write_text(dump_config(config, [*about, *doubts]), encoding="utf-8")
-        said = [f"times-to-live: {ttls.reason}"]
+        said = [f"times-to-live: {ttls.reason}", *values_at_ends(inputs.space, chosen.point, deployment)]
     else:
         for name in ("serve_config.yaml", "ttl_policy.json"):  # of an earlier run: nobody may serve with them any more
             (out / name).unlink(missing_ok=True)

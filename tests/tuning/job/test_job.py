@@ -13,7 +13,9 @@ import yaml
 from app.serve_config import read_serve_config
 from kv.policy.policy_file import load
 from tests.tuning.job.job_runs import CONFIG, arguments, make_files, run
+from tuning.job.inputs import read_inputs
 from tuning.job.job import CHOSEN, NOTHING_FEASIBLE, UNUSABLE, main
+from tuning.job.options import make_parser
 from tuning.report.content import JobReport
 
 OBJECTIVES = ("ttft_mean_s", "minus_tokens_per_s", "cost")
@@ -107,6 +109,20 @@ def test_a_folder_with_another_study_is_refused(
     given = ("--budget-per-hour", "4.2", "--rate-factor", "2")
     assert main(arguments(folder, *given)) == UNUSABLE
     assert "begun with another rate factor: give another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (("--baseline-dram-gib", "1024"), "dram_gib"),
+        (("--disk-gib", "32:64:32/16", "--baseline-dram-gib", "5"), "dram_gib and disk_gib"),
+        (("--ttl-s", "0:2:1"), "ttl_s"),  # the trace is longer, so that no time-to-live of the axis is no limit
+    ],
+)
+def test_what_keeps_the_baseline_off_the_axes_is_named(folder: Path, more: tuple[str, ...], what: str) -> None:
+    inputs = read_inputs(make_parser().parse_args(arguments(folder, *more)))
+    assert inputs.baseline is None
+    assert any(f"is not among what is searched, for {what}: nothing is compared" in each for each in inputs.warnings)
 
 
 def test_limits_that_nothing_keeps_give_the_closest_point(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
