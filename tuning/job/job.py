@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _warn(doubts[0])
             else:
                 result = _search(options, inputs)
+                budget = max(budget, len(result.evaluated))  # an earlier run may have had a larger one
             run = RunFacts(
                 budget,
                 time.monotonic() - begun_s,

@@ -85,7 +85,8 @@ def test_the_baseline_is_evaluated_and_reported(folder: Path, report: JobReport)
 
 
 def test_gains_are_said_in_words(folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]) -> None:
-    run(folder, "--budget-per-hour", "4.2", "--choose", "fastest")
+    _, again = run(folder, "--budget-per-hour", "4.2", "--choose", "fastest", "--evaluations", "3")
+    assert (len(again.points), again.search.budget) == (10, 10)  # never "10 of at most 3"
     said = capsys.readouterr()
     table = rows(folder)
     before = next(row for row in table if (row["dram_gib"], row["disk_gib"]) == (48, 0))
