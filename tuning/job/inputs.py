@@ -141,6 +141,8 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
             )
         parts["disk_class"] = choice_axis("disk_class", options.disk_class, tuple(prices.disk_classes))
     parts["ttl_s"] = ttl_axis("ttl_s", options.ttl_s)
+    if parts["ttl_s"] == 0:
+        raise JobError("--ttl-s 0 keeps nothing for later, whatever the sizes: give at least 1, a range, or none")
     parts["eviction"] = choice_axis("eviction", options.eviction, get_args(Eviction))
     return parts
 

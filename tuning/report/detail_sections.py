@@ -153,7 +153,7 @@ def made_with_section(report: JobReport) -> Html:
             ("Asked for again, answered from memory", number(search.duplicates)),
             ("Time of the last run", duration(search.wall_s)),
         ],
-        "Simulator": list(search.simulation_settings.items()),
+        "All configurations alike": list(search.simulation_settings.items()),
         "Versions": list(report.versions.items()),
     }
     parts = [

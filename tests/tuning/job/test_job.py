@@ -13,9 +13,7 @@ import yaml
 from app.serve_config import read_serve_config
 from kv.policy.policy_file import load
 from tests.tuning.job.job_runs import CONFIG, arguments, make_files, run
-from tuning.job.inputs import read_inputs
 from tuning.job.job import CHOSEN, NOTHING_FEASIBLE, UNUSABLE, main
-from tuning.job.options import make_parser
 from tuning.report.content import JobReport
 
 OBJECTIVES = ("ttft_mean_s", "minus_tokens_per_s", "cost")
@@ -79,6 +77,11 @@ def test_the_baseline_is_evaluated_and_reported(folder: Path, report: JobReport)
     assert report.baseline is not None
     assert report.baseline.point == {"dram_gib": 48, "disk_gib": 0}
     row = next(row for row in rows(folder) if (row["dram_gib"], row["disk_gib"]) == (48, 0))
+    assert (
+        report.search.simulation_settings.items()
+        >= {"mode": "monolithic", "instances": "1", "time-to-live": "no limit"}.items()
+    )
+    assert not report.search.simulation_settings.keys() & {"DRAM", "disk"}
     assert report.baseline.objectives == (row["ttft_mean_s"], -row["minus_tokens_per_s"], row["cost"])
     assert report.baseline.bill.per_hour == pytest.approx(row["cost_per_hour"])
     assert "fixed 48 GiB of DRAM" in (folder / "out" / "report.html").read_text()
@@ -112,20 +115,6 @@ def test_a_folder_with_another_study_is_refused(
     assert "begun with another rate factor: give another --out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        (("--baseline-dram-gib", "1024"), "dram_gib"),
-        (("--disk-gib", "32:64:32/16", "--baseline-dram-gib", "5"), "dram_gib and disk_gib"),
-        (("--ttl-s", "0:2:1"), "ttl_s"),  # the trace is longer, so that no time-to-live of the axis is no limit
-    ],
-)
-def test_what_keeps_the_baseline_off_the_axes_is_named(folder: Path, more: tuple[str, ...], what: str) -> None:
-    inputs = read_inputs(make_parser().parse_args(arguments(folder, *more)))
-    assert inputs.baseline is None
-    assert any(f"is not among what is searched, for {what}: nothing is compared" in each for each in inputs.warnings)
-
-
 def test_limits_that_nothing_keeps_give_the_closest_point(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = run(folder, "--slo-ttft-s", "0.001", "--slo", "mean", "--evaluations", "4", out="unmet")
     assert status == NOTHING_FEASIBLE
@@ -148,6 +137,7 @@ def test_without_reuse_information_only_instances_are_searched(
     status, found = run(folder, "--instances", "1:3:1", "--evaluations", "3", out="azure", trace="trace.csv")
     assert status == CHOSEN
     assert [axis.name for axis in found.axes] == ["monolithic_instances"]
+    assert found.search.simulation_settings.items() >= {"DRAM": "0 GiB", "disk": "0 GiB", "eviction": "lru"}.items()
     assert "nothing hits, and they only cost" in capsys.readouterr().err
 
 
@@ -232,6 +222,7 @@ def test_requests_longer_than_the_context_are_counted_and_more_than_half_are_ref
         (("--dram-gib", "0:1000000000:1/1"), "64 are the most"),
         (("--disk-gib", "9" * 20), f"numbers go up to {2**30}"),
         (("--ttl-s", "9" * 20), f"numbers go up to {10**9}"),
+        (("--ttl-s", "0"), "--ttl-s 0 keeps nothing for later"),
         (
             ("--prefill-instances", "2"),
             "--prefill-instances 2 is of --mode static, and the mode is monolithic: leave it out, or give --instances",
