@@ -1,4 +1,4 @@
-"""Names of files that are hardly text: with bytes that are none, lines in them, and what HTML would read."""
+"""Names of files that are hardly text (bytes that are none, lines, what HTML would read), and nobody who reads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from app.serve_config import read_serve_config
 from tests.tuning.job.job_runs import arguments, make_files
-from tuning.job.job import CHOSEN
+from tuning.job.job import CHOSEN, main
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,3 +33,13 @@ def test_names_that_are_hardly_text_do_no_harm(tmp_path: Path) -> None:
     assert "&lt;i&gt;2é" in (tmp_path / out / "report.html").read_text(encoding="utf-8")
     with (tmp_path / out / "front.parquet").open("rb") as front:
         assert pq.read_table(front).num_rows == 1
+
+
+def test_that_nobody_reads_what_is_said_does_no_harm_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_files(tmp_path)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w", encoding="utf-8") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert main(arguments(tmp_path, "--evaluations", "1")) == CHOSEN
+    assert (tmp_path / "out" / "report.html").exists()
