@@ -28,7 +28,7 @@ from tuning.trace.reading import read_trace
 from tuning.trace.trace import PartialBlocks
 
 GOALS: Final = "goals"
-"""In a study's identity, the one entry that no simulation depends on."""
+"""In a study's identity, the entry that may differ: what was simulated can be judged by others."""
 
 _INSTANCES: Final[dict[Mode, dict[str, str]]] = {
     "static": {"prefill_instances": "--prefill-instances", "decode_instances": "--decode-instances"},
