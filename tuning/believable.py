@@ -39,6 +39,12 @@ def check_range(place: str, value: float, allowed: Range) -> None:
         )
 
 
+def check_text(place: str, text: str) -> None:
+    """Raises FigureError where a text that a bill needs is empty."""
+    if not text.strip():
+        raise FigureError(place, f"given {text!r}; allowed: text that says something")
+
+
 def check_date(place: str, text: str) -> None:
     """Raises FigureError where a text is no date as YYYY-MM-DD, or a date to come."""
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tuning.believable import Range, check_date, check_range
+from tuning.believable import Range, check_date, check_range, check_text
 from tuning.figure_file import FigureError, find_figure_file, read_figure_file
 from tuning.model_shape import ModelShape
 
@@ -156,11 +156,12 @@ def read_hardware(name_or_path: str) -> HardwareProfile:
         FigureFileError: there is none, or it is refused, also for figures that must be in another unit; the message
             names the line.
     """
-    return read_figure_file(find_figure_file(name_or_path, _FOLDER), HardwareProfile, _check_units)
+    return read_figure_file(find_figure_file(name_or_path, _FOLDER), HardwareProfile, _check_slips)
 
 
-def _check_units(profile: HardwareProfile) -> None:
-    """Raises FigureError where a figure is beside what any device can be, as it is in another unit."""
+def _check_slips(profile: HardwareProfile) -> None:
+    """Raises FigureError where a figure is beside what any device can be, so in another unit; of other slips too."""
+    check_text("name", profile.name)
     for field, allowed in _BELIEVED.items():
         check_range(field, getattr(profile, field), allowed)
     for number, timing in enumerate(profile.measured):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tuning.believable import Range, check_date, check_range
+from tuning.believable import Range, check_date, check_range, check_text
 from tuning.figure_file import FigureError, find_figure_file, read_figure_file
 from tuning.price_steps import DiskStep, DramStep, check_prices, check_steps, step_at
 
@@ -163,6 +163,8 @@ def read_prices(name_or_path: str) -> PriceBook:
 
 
 def _check_slips(book: PriceBook) -> None:
+    for field in ("name", "currency", "source"):
+        check_text(field, getattr(book, field))
     check_date("as_of", book.as_of)
     check_range("hours_per_month", book.hours_per_month, _HOURS_PER_MONTH)
 

@@ -64,6 +64,7 @@ def test_a_profile_with_measured_times_reads_back_as_it_was_written(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"name": ""}, r"line \d+: name: given ''; allowed: text that says something"),
         ({"flops_per_s": 0}, r"line \d+: flops_per_s: given 0.0; allowed: a finite number above 0"),
         ({"memory_bytes": -1}, r"memory_bytes: given -1; allowed: an int of at least 1"),
         ({"network_bytes_per_s": float("inf")}, r"network_bytes_per_s: given inf; allowed: a finite number above 0"),

@@ -186,6 +186,8 @@ def test_the_book_in_the_documentation(tmp_path: Path) -> None:
             r"line 13: .*steps.1.months: unknown key; allowed: above",
         ),
         ("currency: EUR\n", "", r"'currency' is missing"),
+        ("currency: EUR", "currency: ' '", r"line 2: currency: given ' '; allowed: text that says something"),
+        ("source: our own invoices", "source: ''", r"line 4: source: given ''; allowed: text"),
         (
             ", gib_hour: 0.002",
             "",
