@@ -13,6 +13,7 @@ from tuning.job.inputs import JobInputs
 from tuning.job.report_content import RULES, RunFacts, job_report
 from tuning.job.serve_config import dump_config, serve_config
 from tuning.job.ttl_choice import choose_ttls
+from tuning.job.unlike_served import deployment_doubts
 from tuning.pareto.result import EvaluatedPoint, SearchResult
 from tuning.report.page import html_page
 from tuning.report.summary_file import dump as dump_summary
@@ -60,8 +61,9 @@ def write_outputs(
         policy_path.write_text(dump_policy(ttls.policy), encoding="ascii")
         config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
         about = _about(inputs, chosen, rule)
-        (out / "serve_config.yaml").write_text(dump_config(config, [*about, *doubts]), encoding="utf-8")
-        said = [f"times-to-live: {ttls.reason}", *values_at_ends(inputs.space, chosen.point, deployment)]
+        unserved = deployment_doubts(deployment, nodes, inputs.evaluator)
+        (out / "serve_config.yaml").write_text(dump_config(config, [*about, *doubts, *unserved]), encoding="utf-8")
+        said = [f"times-to-live: {ttls.reason}", *values_at_ends(inputs.space, chosen.point, deployment), *unserved]
     else:
         for name in ("serve_config.yaml", "ttl_policy.json"):  # of an earlier run: nobody may serve with them any more
             (out / name).unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""Where the application serves otherwise than was simulated, whatever its configuration says: what the store is for."""
+
+from __future__ import annotations
+
+from tuning.deployment.deployment import GIB, Deployment
+from tuning.deployment.evaluator import DeploymentEvaluator
+from tuning.job.serve_config import share_of_node
+from tuning.pareto.space import SearchSpace
+
+_SIZES = ("dram_gib", "disk_gib")
+
+
+def store_doubts(space: SearchSpace, fixed: Deployment) -> list[str]:
+    """Of the search as a whole: the simulated instances of mode monolithic share a store, those of the application have
+    none."""
+    sizes = {name for name in _SIZES if getattr(fixed, name)} | {
+        axis.name for axis in space.axes if axis.name in _SIZES
+    }
+    if fixed.mode != "monolithic" or not sizes:
+        return []
+    return [
+        "in mode monolithic the application has no global store: DRAM and disk are simulated and paid for here, but "
+        "would lie idle there, and each worker finds only what it still holds itself. Figures of configurations with "
+        "DRAM or disk are not those of such an application: search with --mode static, or with --dram-gib 0 alone"
+    ]
+
+
+def deployment_doubts(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluator) -> list[str]:
+    """Of one deployment: DRAM too small to hand prompts over in, and a disk that is several."""
+    return [*_small_dram(deployment, nodes, evaluator), *_several_disks(deployment, nodes, evaluator)]
+
+
+def _small_dram(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluator) -> list[str]:
+    """In the simulation bytes only pass through DRAM on their way to decode instances and to the disk; the live store
+    takes room of its limit for them."""
+    if deployment.mode != "static":
+        return []
+    room_gib = share_of_node(deployment.dram_gib, nodes)
+    longest_gib = int(evaluator.trace.input_tokens.max()) * evaluator.model.kv_bytes_per_token / GIB
+    if room_gib >= longest_gib:
+        return []
+    lost = "decode workers compute again what of a prompt has no room"
+    if deployment.disk_gib > 0:
+        lost += ", and that does not get to the disk either"
+    return [
+        f"the application hands prompts over in DRAM of the store: {room_gib:g} GiB on a node are less than the "
+        f"{longest_gib:.3g} GiB of the longest prompt. Simulated was that all is handed over whatever there is; in the "
+        f"application {lost}"
+    ]
+
+
+def _several_disks(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluator) -> list[str]:
+    if nodes == 1 or deployment.disk_gib == 0:
+        return []
+    prices, share_gib = evaluator.prices, deployment.disk_gib / nodes
+    one = prices.disk_per_hour(deployment.disk_class, deployment.disk_gib)
+    several = nodes * prices.disk_per_hour(deployment.disk_class, share_gib)
+    return [
+        f"one disk of {deployment.disk_gib:g} GiB was simulated and priced, at {one:.4g} {prices.currency} an hour; "
+        f"{nodes} nodes have a disk of {share_gib:.4g} GiB each, at {several:.4g} {prices.currency} an hour together, "
+        "and as fast as that size is"
+    ]
