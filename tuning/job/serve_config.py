@@ -113,4 +113,5 @@ def _block(path: Path, within: dict[str, Any], key: str, place: str) -> dict[str
 
 def share_of_node(gib: float, nodes: int) -> float:
     """What each of so many nodes has of a store, in GiB, rounded down to a hundredth."""
-    return math.floor(gib / nodes * 100) / 100
+    hundredths = gib * 100 / nodes
+    return math.floor(round(hundredths, 6)) / 100  # 0.29 * 100 is less than 29

@@ -12,11 +12,11 @@ from app.serve_config import read_serve_config
 from kv.policy.policy_file import GroupTtl, PolicySpec, dump
 from tuning.deployment.deployment import Deployment
 from tuning.job.job_error import JobError
-from tuning.job.serve_config import dump_config, read_base, serve_config
+from tuning.job.serve_config import dump_config, read_base, serve_config, share_of_node
 
 ROOT = Path(__file__).resolve().parents[3]
 BASES = [None, *sorted((ROOT / "serve_configs").glob("*.yaml"))]
-STATIC = Deployment("static", prefill_instances=2, decode_instances=3, dram_gib=33.3, disk_gib=50, ttl_s=60)
+STATIC = Deployment("static", prefill_instances=2, decode_instances=3, dram_gib=33.31, disk_gib=50, ttl_s=60)
 MONOLITHIC = Deployment("monolithic", 4, dram_gib=10, eviction="lfu")
 
 
@@ -96,3 +96,9 @@ def test_a_key_that_a_base_gives_twice_is_refused_with_its_lines(tmp_path: Path)
     path.write_text("applications:\n  - import_path: app.builder:build\n    args: {mode: static}\n    args: {}\n")
     with pytest.raises(JobError, match=r"base\.yaml: applications\.0\.args: given twice, in line 3 and in line 4"):
         read_base(path)
+
+
+def test_shares_of_nodes_lose_nothing_to_rounding() -> None:
+    for hundredths in range(1, 2000):
+        assert share_of_node(hundredths, 100) == share_of_node(hundredths / 100, 1) == hundredths / 100
+    assert share_of_node(100, 3) == 33.33
