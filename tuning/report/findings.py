@@ -37,7 +37,7 @@ class SloCheck:
 
 
 def extremes(report: JobReport) -> list[tuple[Objective, ReportedPoint]]:
-    """For each objective the point of the front that is best in it; of equals the one better in the next objectives.
+    """For each objective the point of the front that is best in it; of equals the cheapest, as the job says.
 
     These may be three different configurations. Empty without a front.
     """
@@ -103,9 +103,9 @@ def _interleaved(parts: Sequence[str], between: Sequence[str]) -> str:
 
 
 def _losses(report: JobReport, first: int, point: ReportedPoint) -> tuple[float, ...]:
-    """Objectives, all to be small, one of them at the front."""
+    """Objectives, all to be small: one of them, then the cost, then all."""
     losses = [
         value if objective.better == "lower" else -value
         for objective, value in zip(report.objectives, point.objectives, strict=True)
     ]
-    return (losses[first], *losses)
+    return (losses[first], losses[COST], *losses)
