@@ -31,6 +31,12 @@ def test_figures_of_three_requests() -> None:
     assert (figures["prompt_tokens"], figures["token_hit_ratio"]) == (60, 0)
 
 
+def test_a_request_that_comes_after_an_age_takes_no_memory_for_the_time_before() -> None:
+    figures = run([(0.0, 20, 3, names("a", 2)), (9e16, 10, 2, ["c"])]).summary()
+    assert figures["ttft_worst_window_s"] == pytest.approx(0.020)
+    assert figures["completed_requests"] == 2
+
+
 def test_percentiles_are_of_single_tokens() -> None:
     """The first answers with 200 tokens at 10 ms each; the second one's only gap is of 25 ms, for its hand-over."""
     trace = make_trace([(0.0, 10, 201, ["a"]), (10.0, 100, 2, names("b", 10))])
