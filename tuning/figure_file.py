@@ -14,6 +14,8 @@ import yaml
 
 T = TypeVar("T")
 _TOO_LARGE = 2**63
+_OTHER_THAN_IT_LOOKS = re.compile(r"[-+]?(.*:.*|0[0-7_]+)")
+"""To the base of 60, or of 8: 3:43 is 223, and 010 is 8."""
 """For a whole number: what is made of larger ones may be no float any more."""
 
 
@@ -157,6 +159,9 @@ class _Builder:
                 return str(node.value)
             if kind in (int, float) and tag in ("int", "float"):
                 number = _number(node.value)
+                if number is not None and _OTHER_THAN_IT_LOOKS.fullmatch(node.value):
+                    reading = f"which YAML reads as {number:g}"
+                    raise self._refusal(place, f"given {_shown(node)}, {reading}; allowed: decimal digits")
                 if number is not None and kind is float:
                     return float(number)
                 if number is not None and abs(number) < _TOO_LARGE and number == int(number):

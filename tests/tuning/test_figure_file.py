@@ -76,6 +76,20 @@ def test_what_is_refused_is_said_with_its_line(text: str, message: str, tmp_path
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize(("written", "reading"), [("3:43", 223), ("-1:00.5", -60.5), ("010", 8), ("+0_17", 15)])
+def test_numbers_that_yaml_reads_to_another_base_are_refused(written: str, reading: float, tmp_path: Path) -> None:
+    with pytest.raises(FigureFileError) as caught:
+        read(tmp_path, f"name: x\nrate: {written}\n")
+    assert f"line 2: rate: given '{written}', which YAML reads as {reading:g}; allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize(("written", "number"), [("0", 0), ("0.125", 0.125), ("-0.5", -0.5), ("10", 10), ("00.5", 0.5)])
+def test_numbers_that_begin_with_a_zero_and_are_what_they_look_like(
+    written: str, number: float, tmp_path: Path
+) -> None:
+    assert read(tmp_path, f"name: x\nrate: {written}\n").rate == number
+
+
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(FigureFileError, match=r"missing.yaml can't be read"):
         read_figure_file(tmp_path / "missing.yaml", Outer)
