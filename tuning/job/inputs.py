@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from kv.policy.policy_file import Eviction
-from tuning.deployment.deployment import Deployment, ServingOptions
+from tuning.deployment.deployment import Deployment, ServingOptions, simulation_settings
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
@@ -90,7 +90,7 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
     _check_shares(parts, options.nodes)
     space = SearchSpace(axes)
     evaluator = DeploymentEvaluator(trace, model, hardware, prices, fixed, serving, goals)
-    _check_prices(evaluator, space)
+    _check_ends(evaluator, space)
     identity = {
         "trace": hashlib.sha256(options.trace.read_bytes()).hexdigest(),
         "trace format": report.format,
@@ -173,14 +173,17 @@ def _check_shares(parts: dict[str, Value | Axis | None], nodes: int) -> None:
             )
 
 
-def _check_prices(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
-    """Raises ValueError when the ends of the axes have no price: better now than after hours."""
+def _check_ends(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
+    """Raises ValueError when the ends of the axes have no price or cannot be simulated: better now than after hours,
+    and before a folder is begun that goes on with the same only."""
     ends: list[tuple[Value, ...]] = [
         axis.choices if isinstance(axis, CategoricalAxis) else (axis.coarse[0], axis.coarse[-1]) for axis in space.axes
     ]
     for values in itertools.product(*ends):
         point = dict(zip((axis.name for axis in space.axes), values, strict=True))
-        evaluator.deployment(point).cost_per_hour(evaluator.prices, evaluator.hardware.name)
+        deployment = evaluator.deployment(point)
+        deployment.cost_per_hour(evaluator.prices, evaluator.hardware.name)
+        simulation_settings(deployment, evaluator.hardware, evaluator.prices, evaluator.options)
 
 
 def _baseline(

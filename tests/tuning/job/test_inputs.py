@@ -29,3 +29,11 @@ def test_what_keeps_the_baseline_off_the_axes_is_named(folder: Path, more: tuple
     inputs = read_inputs(make_parser().parse_args(arguments(folder, *more)))
     assert inputs.baseline is None
     assert any(f"is not among what is searched, for {what}: nothing is compared" in each for each in inputs.warnings)
+
+
+def test_what_no_simulation_takes_is_refused_before_a_study_is_begun(folder: Path) -> None:
+    with pytest.raises(ValueError, match="max_running_requests=256 is not allowed with max_batch_tokens=100"):
+        read_inputs(make_parser().parse_args(arguments(folder, "--max-batch-tokens", "100")))
+    read_inputs(
+        make_parser().parse_args(arguments(folder, "--max-batch-tokens", "100", "--max-running-requests", "100"))
+    )
