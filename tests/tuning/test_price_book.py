@@ -259,6 +259,17 @@ def test_the_bill_of_a_large_disk_at_each_cloud() -> None:
     assert azure.disk_per_hour("premium-ssd", 2049) * 730 == pytest.approx(495.57)
 
 
+@pytest.mark.parametrize(("name", "most_iops"), [("gp3", 3000), ("gp3-1000", 16_000), ("gp3-2000", 80_000)])
+def test_no_gp3_has_more_than_500_operations_for_each_gib_that_is_paid(name: str, most_iops: int) -> None:
+    aws = read_prices("aws-us-east-1")
+    disk = aws.disk_classes[name]
+    provisioned = sum(extra.amount * extra.each_month for extra in (disk.extra_iops, disk.extra_mb_per_s))
+    for size_gib in (6, 16, 32, 33, 64, 160, 161, 4096):
+        paid_gib = (disk.month_price(size_gib) - provisioned) / 0.08
+        assert paid_gib == pytest.approx(max(size_gib, most_iops / 500 if most_iops > 3000 else 0))
+        assert aws.iops(name, size_gib) == most_iops
+
+
 def read(folder: Path, text: str) -> PriceBook:
     path = folder / "prices.yaml"
     path.write_text(text, encoding="utf-8")
