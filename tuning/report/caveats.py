@@ -37,8 +37,9 @@ def caveats_section(report: JobReport) -> Html:
     ]
     if trace.rate_factor != 1:
         cannot.append(
-            f"What {number(trace.rate_factor)} times the traffic really looks like: the same requests come that much "
-            "faster here, so that pauses within a conversation are not those of people."
+            f"What {number(trace.rate_factor)} times the traffic really looks like: it is made of the same requests "
+            f"with {number(1 / trace.rate_factor)} times the time between them, so that pauses within a conversation "
+            "are not those of people."
         )
     return section(
         "caveats",

@@ -119,7 +119,7 @@ def made_with_section(report: JobReport) -> Html:
             ("Name", trace.name),
             ("Requests", f"{number(trace.requests)}, {rate}"),
             ("From first to last arrival", duration(trace.span_s)),
-            ("Arrivals made more frequent by", f"{number(trace.rate_factor)} times"),
+            ("Rate of arrivals", f"{number(trace.rate_factor)} times that of the trace's file"),
             ("Mean prompt", with_unit(trace.mean_input_tokens, "tokens")),
             ("Mean answer", with_unit(trace.mean_output_tokens, "tokens")),
             *block_rows,

@@ -231,6 +231,14 @@ def test_a_trace_without_reuse_makes_a_page() -> None:
     assert page.plots().keys() == {"cost-latency", "cost-throughput", "everything", "tiers"}
 
 
+def test_a_rate_is_told_as_what_it_makes_of_the_time_between_requests() -> None:
+    trace = dataclasses.replace(JOB.trace, rate_factor=0.2)
+    page = PageReader(html_page(dataclasses.replace(JOB, trace=trace)))
+    assert "What 0.2 times the traffic really looks like" in page.text
+    assert "with 5 times the time between them" in page.text
+    assert ["Rate of arrivals", "0.2 times that of the trace's file"] in page.tables["Trace"]
+
+
 def test_a_job_in_which_everything_failed_makes_a_page() -> None:
     job = dataclasses.replace(JOB, points=(), baseline=None, choice=Choice("the cheapest", None, None))
     page = PageReader(html_page(job))
