@@ -11,14 +11,17 @@ _LEAST = {"dram_gib": 0, "disk_gib": 0, "ttl_s": 0}
 
 def values_at_ends(space: SearchSpace, point: Point, deployment: Deployment) -> list[str]:
     """What to say of the axes on whose ends a point lies. Ends that nothing can lie beyond are none: no memory, one
-    instance, a time-to-live as long as the trace, which is no limit."""
+    instance. A time-to-live as long as the trace is told for what it is: no limit."""
     said = []
     for axis in space.axes:
         if not isinstance(axis, NumericAxis):
             continue
         value = point[axis.name]
+        if axis.name == "ttl_s" and deployment.ttl_s is None:
+            said.append(f"ttl_s {value} is as long as the trace or longer: no limit, and the configuration has none")
+            continue
         if value == axis.coarse[0] and value != _LEAST.get(axis.name, 1):
             said.append(f"{axis.name} {value} is the least that was searched: what less would do is not known")
-        if value == axis.coarse[-1] and not (axis.name == "ttl_s" and deployment.ttl_s is None):
+        if value == axis.coarse[-1]:
             said.append(f"{axis.name} {value} is the most that was searched: what more would do is not known")
     return said

@@ -18,6 +18,8 @@ SPACE = SearchSpace(
     )
 )
 
+NO_LIMIT = "ttl_s 600 is as long as the trace or longer: no limit, and the configuration has none"
+
 
 @pytest.mark.parametrize(
     ("values", "horizon_s", "told"),
@@ -27,7 +29,8 @@ SPACE = SearchSpace(
         ((1024, 96, 60, 2, "lru"), 9e9, ["dram_gib 1024 is the most"]),
         ((512, 64, 60, 3, "lru"), 9e9, ["disk_gib 64 is the least", "monolithic_instances 3 is the most"]),
         ((512, 128, 600, 2, "lru"), 9e9, ["disk_gib 128 is the most", "ttl_s 600 is the most"]),
-        ((512, 96, 600, 2, "lru"), 600, []),
+        ((512, 96, 600, 2, "lru"), 600, [NO_LIMIT]),
+        ((512, 96, 480, 2, "lru"), 450, [NO_LIMIT.replace("600", "480")]),
     ],
 )
 def test_ends_are_told_where_something_can_lie_beyond(
