@@ -15,6 +15,7 @@ from tuning.simulator.result import SimulationResult, TierResult
 
 Statistic = Literal["mean", "p99"]
 _HOUR_S = 3600.0
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,15 @@ def judged(info: Mapping[str, Any], goals: Goals) -> Evaluation:
     }
     return Evaluation(
         (figure(goals.objective_names[0]), -figure("tokens_per_s"), figure("cost")),
-        tuple(kept[name] - limit for name, limit in goals.limits.items()),
+        tuple(_over(kept[name], limit) for name, limit in goals.limits.items()),
         info,
     )
+
+
+def _over(value: float, limit: float) -> float:
+    """By how much a value is over its limit. Who gives the very price of a configuration as the budget means that one,
+    although a sum of floats may come out a last digit above it."""
+    return 0.0 if math.isclose(value, limit, rel_tol=_ROUNDING) else value - limit
 
 
 def _tier(tier: TierResult) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from tests.tuning.round_figures import prices_for
 from tests.tuning.simulator.tiny import MODEL, make_timing, make_trace, names
 from tuning.deployment.deployment import GIB, Deployment, ServingOptions, simulation_settings
 from tuning.deployment.evaluator import DeploymentEvaluator
-from tuning.deployment.objectives import Goals
+from tuning.deployment.objectives import Goals, judged
+from tuning.price_book import read_prices
 
 HARDWARE = make_timing().hardware
 PRICES = prices_for(HARDWARE.name)
@@ -72,3 +74,18 @@ def test_answers_of_one_token_break_no_limit_between_tokens() -> None:
     judged = evaluator(single, slo_tpot_s=0.1)({})
     assert judged.is_feasible
     assert judged.info["tpot_mean_s"] is None
+
+
+def test_a_budget_that_is_the_very_price_is_kept_whatever_sums_of_floats_round_to() -> None:
+    prices = read_prices("aws-us-east-1")
+    num_above = 0
+    for instances in range(1, 9):
+        for dram_gib in range(0, 2049, 64):
+            exact = Decimal("3.431") * instances + Decimal("0.003417") * dram_gib
+            deployment = Deployment("monolithic", instances, dram_gib=dram_gib)
+            price = deployment.cost_per_hour(prices, "a100-80g")
+            num_above += price > float(exact)
+            info = {"ttft_mean_s": 1.0, "tokens_per_s": 1.0, "cost": 1.0, "cost_per_hour": price}
+            assert judged(info, Goals(budget_per_hour=float(exact))).is_feasible
+            assert not judged(info, Goals(budget_per_hour=float(exact - Decimal("0.000001")))).is_feasible
+    assert num_above > 0
