@@ -59,7 +59,14 @@ def write_outputs(
         ttl_report = ttls.report
         policy_path = out / "ttl_policy.json"
         policy_path.write_text(dump_policy(ttls.policy), encoding="ascii")
-        config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
+        has_reuse = inputs.evaluator.trace.has_reuse
+        config = serve_config(
+            base,
+            deployment,
+            nodes,
+            policy_path.resolve() if ttls.policy.groups else None,
+            keeps_store=not has_reuse,
+        )
         about = _about(inputs, chosen, rule)
         unserved = deployment_doubts(deployment, nodes, inputs.evaluator)
         (out / "serve_config.yaml").write_text(dump_config(config, [*about, *doubts, *unserved]), encoding="utf-8")

@@ -38,13 +38,17 @@ def read_base(path: Path | None) -> dict[str, Any]:
     return base
 
 
-def serve_config(base: dict[str, Any], deployment: Deployment, nodes: int, policy_file: Path | None) -> dict[str, Any]:
+def serve_config(
+    base: dict[str, Any], deployment: Deployment, nodes: int, policy_file: Path | None, *, keeps_store: bool = False
+) -> dict[str, Any]:
     """`base` with the deployment's mode, replicas and store; all else is kept. `base` is not changed.
 
     Limits of the store are those of each node: an even share, rounded down to a hundredth.
 
     Args:
         policy_file: takes the place of eviction and time-to-live.
+        keeps_store: the store is the base's, of which the deployment says nothing: it is not searched where nothing is
+            known of re-use, and hand-overs need its DRAM all the same.
     """
     config = copy.deepcopy(base)
     application = _applications(config)[0]
@@ -58,6 +62,8 @@ def serve_config(base: dict[str, Any], deployment: Deployment, nodes: int, polic
     for role in roles:
         start = settings.get(role) or (others[0] if others else {})
         settings[role] = {**start, "replicas": getattr(deployment, f"{role}_instances")}
+    if keeps_store:
+        return config
     store = settings["store"] = dict(settings.get("store") or {})
     store["dram_gib"] = share_of_node(deployment.dram_gib, nodes)
     store["disk"] = {**(store.get("disk") or {}), "limit_gib": share_of_node(deployment.disk_gib, nodes)}

@@ -37,6 +37,11 @@ def _small_dram(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluat
         return []
     room_gib = share_of_node(deployment.dram_gib, nodes)
     longest_gib = int(evaluator.trace.input_tokens.max()) * evaluator.model.kv_bytes_per_token / GIB
+    if not evaluator.trace.has_reuse:
+        return [
+            "nothing of the store was searched, so that it stays what it was in the configuration, and is not in the "
+            f"bill. Hand-overs need its DRAM: no less than the {longest_gib:.3g} GiB of the longest prompt on a node"
+        ]
     if room_gib >= longest_gib:
         return []
     lost = "decode workers compute again what of a prompt has no room"

@@ -102,3 +102,15 @@ def test_shares_of_nodes_lose_nothing_to_rounding() -> None:
     for hundredths in range(1, 2000):
         assert share_of_node(hundredths, 100) == share_of_node(hundredths / 100, 1) == hundredths / 100
     assert share_of_node(100, 3) == 33.33
+
+
+def test_a_store_of_which_nothing_is_known_stays_as_it_was(tmp_path: Path) -> None:
+    base = read_base(None)
+    store = {"dram_gib": 64.0, "disk": {"limit_gib": 100.0}, "eviction": "lfu", "ttl_s": 60.0}
+    base["applications"][0]["args"] = {"mode": "monolithic", "store": store}
+    path = tmp_path / "serve_config.yaml"
+    config = serve_config(base, Deployment("static", prefill_instances=3), 1, None, keeps_store=True)
+    path.write_text(dump_config(config, []))
+    settings = read_serve_config(str(path)).settings
+    assert (settings.mode, settings.role("prefill").replicas) == ("static", 3)
+    assert settings.store.model_dump(exclude_unset=True) == store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kv.store_ledger import StoreLedger
@@ -67,6 +68,15 @@ def test_without_dram_nothing_gets_to_the_disk() -> None:
     (doubt,) = deployment_doubts(Deployment("static", disk_gib=64, disk_class="gp3"), 1, EVALUATOR)
     assert "0 GiB on a node" in doubt
     assert "does not get to the disk" in doubt
+
+
+def test_without_reuse_information_hand_overs_still_need_room() -> None:
+    trace, nothing = EVALUATOR.trace, np.zeros(0, np.int64)
+    offsets = np.zeros(len(trace) + 1, np.int64)
+    lengths = replace(trace, block_tokens=None, block_offsets=offsets, block_ids=nothing)
+    (doubt,) = deployment_doubts(Deployment("static"), 1, replace(EVALUATOR, trace=lengths))
+    assert "nothing of the store was searched" in doubt
+    assert f"no less than the {LONGEST_BYTES / GIB:.3g} GiB of the longest prompt" in doubt
 
 
 def test_nodes_have_a_disk_each_and_pay_for_what_is_provisioned_each() -> None:
