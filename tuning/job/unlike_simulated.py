@@ -12,22 +12,31 @@ from tuning.model_shape import ModelShape
 
 
 def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator) -> list[str]:
-    """A warning for each that differs of the model, the tokens of a step and those of a block.
+    """A warning for each that differs of the model, the tokens of a step and those of a block, the requests that run at
+    a time, the choice of workers, and what the store is used for.
 
-    One for all that are not given: what the app takes then is not known here.
+    One for all that are not given: what the app takes then is not known here, but for what nobody has to give.
 
     Args:
         settings: of the application, in the mode that was simulated. In mode static steps of prefill are compared:
-            those of decode take a token of each request.
+            those of decode take a token of each request. It is decode workers that requests run on.
     """
-    role = _mapping(settings.get("monolithic" if evaluator.fixed.mode == "monolithic" else "prefill"))
-    engine = {**_mapping(settings.get("engine")), **_mapping(role.get("engine"))}
+    mode, options = evaluator.fixed.mode, evaluator.options
+    engine = _engine_of(settings, "monolithic" if mode == "monolithic" else "prefill")
+    running = _engine_of(settings, "monolithic" if mode == "monolithic" else "decode").get("max_running_requests")
     compared: list[tuple[str, object, object]] = [
         ("model", settings.get("model"), evaluator.model.name),
-        ("max_batch_tokens", engine.get("max_batch_tokens"), evaluator.options.max_batch_tokens),
+        ("max_batch_tokens", engine.get("max_batch_tokens"), options.max_batch_tokens),
+        ("max_running_requests", running, options.max_running_requests),
     ]
     if evaluator.trace.block_tokens is not None:  # without reuse blocks play no part
         compared.append(("block_tokens", engine.get("block_tokens"), evaluator.trace.block_tokens))
+    dispatch = _mapping(_mapping(settings.get("ingress")).get("dispatch"))
+    compared.append(("ingress.dispatch.policy", dispatch.get("policy", "load_aware"), options.dispatch))
+    if mode == "static":
+        store = _mapping(settings.get("store"))
+        compared.append(("store.share_prefixes", store.get("share_prefixes", True), True))
+        compared.append(("store.disk.admission", _mapping(store.get("disk")).get("admission", "always"), "always"))
     warnings = [
         f"{name} is {there!r} in the configuration to serve with, and {simulated} was simulated: predictions may be off"
         for name, there, simulated in compared
@@ -61,6 +70,10 @@ def _is_same_model(there: object, simulated: ModelShape) -> bool:
 
 def _short_name(model: str) -> str:
     return model.rpartition("/")[2].lower().removesuffix("-hf")
+
+
+def _engine_of(settings: Mapping[str, Any], role: str) -> dict[str, Any]:
+    return {**_mapping(settings.get("engine")), **_mapping(_mapping(settings.get(role)).get("engine"))}
 
 
 def _mapping(value: object) -> dict[str, Any]:

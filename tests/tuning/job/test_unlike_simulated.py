@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from app.settings import DispatchSettings
+from app.store_settings import DiskSettings, StoreSettings
 from tuning.deployment.deployment import Deployment, ServingOptions
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
@@ -17,7 +20,7 @@ from tuning.simulator.settings import Mode
 from tuning.trace.generator import SyntheticTraffic, generate
 
 TRACE = generate(SyntheticTraffic(1, 4, requests_per_s=1.0, prefixes=1, turns=1.0, think_s=1.0))
-ENGINE = {"max_batch_tokens": 8192, "block_tokens": TRACE.block_tokens}
+ENGINE = {"max_batch_tokens": 8192, "max_running_requests": 256, "block_tokens": TRACE.block_tokens}
 
 
 def evaluator(mode: Mode = "static", model: str = "llama-2-13b") -> DeploymentEvaluator:
@@ -60,8 +63,9 @@ def test_another_model_or_none_is_named(there: object) -> None:
 def test_all_that_is_not_given_is_one_line() -> None:
     (warning,) = unlike_simulated({}, evaluator())
     assert warning == (
-        "model, max_batch_tokens and block_tokens are not given in the configuration to serve with (--base-config), "
-        "and simulated was model llama-2-13b, max_batch_tokens 8192, block_tokens 16: predictions may be off"
+        "model, max_batch_tokens, max_running_requests and block_tokens are not given in the configuration to serve "
+        "with (--base-config), and simulated was model llama-2-13b, max_batch_tokens 8192, max_running_requests 256, "
+        "block_tokens 16: predictions may be off"
     )
 
 
@@ -72,11 +76,31 @@ def test_all_that_is_not_given_is_one_line() -> None:
         ("static", {"decode": {"engine": {"max_batch_tokens": 256}}}, []),
         ("monolithic", {"monolithic": {"engine": {"block_tokens": 256}}}, ["block_tokens"]),
         ("monolithic", {"engine": {"block_tokens": 256}}, ["block_tokens", "max_batch_tokens"]),
+        ("static", {"decode": {"engine": {"max_running_requests": 64}}}, ["max_running_requests"]),
+        ("static", {"prefill": {"engine": {"max_running_requests": 64}}}, []),
+        ("monolithic", {"monolithic": {"engine": {"max_running_requests": 64}}}, ["max_running_requests"]),
+        ("static", {"ingress": {"dispatch": {"policy": "prefix_aware"}}}, ["ingress.dispatch.policy"]),
+        ("static", {"ingress": {"dispatch": {"policy": "load_aware"}}}, []),
+        ("static", {"store": {"share_prefixes": False}}, ["store.share_prefixes"]),
+        ("static", {"store": {"disk": {"admission": "on_reuse"}}}, ["store.disk.admission"]),
+        ("monolithic", {"store": {"share_prefixes": False}}, []),
     ],
 )
-def test_settings_of_the_role_that_computes_prompts_are_compared(
+def test_settings_of_the_role_that_they_count_for_are_compared(
     mode: Mode, roles: dict[str, Any], different: list[str]
 ) -> None:
     settings = {"model": "llama-2-13b", "engine": ENGINE} | roles
     warnings = unlike_simulated(settings, evaluator(mode))
     assert [warning.partition(" ")[0] for warning in warnings] == different
+
+
+def test_another_dispatch_than_the_default_is_missed_where_none_is_given() -> None:
+    simulated = replace(evaluator(), options=ServingOptions(dispatch="round_robin"))
+    (warning,) = unlike_simulated({"model": "llama-2-13b", "engine": ENGINE}, simulated)
+    assert warning.startswith("ingress.dispatch.policy is 'load_aware' in the configuration to serve with, and round")
+
+
+def test_what_nobody_has_to_give_is_what_the_app_takes_then() -> None:
+    assert DispatchSettings().policy == "load_aware"
+    assert StoreSettings().share_prefixes is True
+    assert DiskSettings().admission == "always"
