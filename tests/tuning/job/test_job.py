@@ -57,7 +57,7 @@ def test_the_front_is_what_no_other_feasible_point_beats(folder: Path, report: J
 
 def test_cost_is_that_of_devices_and_store_for_as_long_as_the_trace_takes(folder: Path, report: JobReport) -> None:
     for row in rows(folder):
-        disk = (0.08 * row["disk_gib"] + 77000 * 0.005 + 1875 * 0.04) / 730 if row["disk_gib"] else 0.0
+        disk = (0.08 * max(160, row["disk_gib"]) + 77000 * 0.005 + 1875 * 0.04) / 730 if row["disk_gib"] else 0.0
         assert row["cost_per_hour"] == pytest.approx(3.431 + 0.003417 * row["dram_gib"] + disk)
         assert row["cost"] == pytest.approx(row["cost_per_hour"] * row["makespan_s"] / 3600)
 
@@ -105,6 +105,16 @@ def test_gains_are_said_in_words(folder: Path, report: JobReport, capsys: pytest
     assert "cheaper than" in said.out
     # Without --base-config: one line for the three settings that it would have.
     assert said.err.count("not given") == 1
+
+
+def test_a_baseline_that_breaks_a_limit_is_told_as_such(
+    folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "48 GiB of DRAM itself does not keep the limits"
+    run(folder, "--budget-per-hour", "4.2", "--choose", "fastest")
+    assert told not in capsys.readouterr().out
+    run(folder, "--budget-per-hour", "3.5", "--choose", "fastest")  # 48 GiB are 3.431 + 0.164
+    assert told in capsys.readouterr().out
 
 
 def test_a_folder_with_another_study_is_refused(
