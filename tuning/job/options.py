@@ -28,8 +28,8 @@ what a NAME[,NAME] may be:
 
 example:
   python -m tuning.job --trace conversation_trace.jsonl --model qwen3-8b --hardware a100-80g --prices aws-us-east-1 \\
-    --mode monolithic --instances 4 --rate-factor 0.45 --disk-gib 0:4096:1024/64 --disk-class gp3-2000 \\
-    --slo-ttft-s 10 --out study
+    --prefill-instances 4 --decode-instances 2 --rate-factor 0.45 --disk-gib 0:4096:1024/64 --disk-class gp3-2000 \\
+    --slo-ttft-s 20 --out study
 
 exit status: 0 a configuration was chosen; 1 no point keeps the limits; 2 something given can't be used;
 130 interrupted: the same command goes on from there. docs/tuning-job.md has more."""

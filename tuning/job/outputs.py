@@ -121,6 +121,8 @@ def _gains(result: SearchResult, inputs: JobInputs, baseline: EvaluatedPoint | N
             f"best {name}: {_compared(value, before, SENSES[index])} {inputs.baseline_dram_gib:,} GiB of DRAM, with "
             f"{_shown(each)}"
         )
+    if not baseline.evaluation.is_feasible:
+        said.append(f"{inputs.baseline_dram_gib:,} GiB of DRAM itself does not keep the limits")
     return said
 
 
