@@ -37,7 +37,7 @@ from tuning.report.content import (
 from tuning.report.facts import HardwareFacts, ModelFacts, PriceFacts, SearchFacts, TraceFacts
 from tuning.simulator.corner import simulate_cache
 from tuning.trace.reuse import ideal_hits
-from tuning.trace.trace import Trace
+from tuning.trace.trace import PartialBlocks, Trace
 
 RULES: Final[dict[Rule, str]] = {
     "cheapest": "the cheapest configuration within the limits",
@@ -93,7 +93,7 @@ def job_report(
     front = [each.point for each in result.front]
     trace = evaluator.trace
     return JobReport(
-        trace=_trace_facts(trace, run.rate_factor),
+        trace=_trace_facts(trace, run.rate_factor, evaluator.options.partial_blocks),
         model=_model_facts(evaluator.model),
         hardware=_hardware_facts(evaluator.hardware, evaluator.model),
         prices=PriceFacts(
@@ -119,7 +119,7 @@ def job_report(
         ),
         skipped=tuple(LeftOut(each.point, each.reason) for each in result.skipped),
         failed=tuple(LeftOut(each.point, each.evaluation.failure or "") for each in result.failed),
-        hit_curve=_hit_curve(trace, evaluator.model) if trace.has_reuse else None,
+        hit_curve=_hit_curve(trace, evaluator.model, evaluator.options.partial_blocks) if trace.has_reuse else None,
         ttl_plan=None if ttl_report is None else _ttl_plan(ttl_report),
         warnings=(*inputs.warnings, *warnings),
         command=shlex.join(("python", "-m", "tuning.job", *run.arguments)),
@@ -128,7 +128,7 @@ def job_report(
     )
 
 
-def _trace_facts(trace: Trace, rate_factor: float) -> TraceFacts:
+def _trace_facts(trace: Trace, rate_factor: float, partial_blocks: PartialBlocks) -> TraceFacts:
     return TraceFacts(
         name=trace.name,
         requests=len(trace),
@@ -138,7 +138,7 @@ def _trace_facts(trace: Trace, rate_factor: float) -> TraceFacts:
         mean_output_tokens=float(trace.output_tokens.mean()),
         block_tokens=trace.block_tokens,
         different_blocks=trace.num_ids if trace.has_reuse else None,
-        ideal_block_hit_ratio=ideal_hits(trace).ratio if trace.has_reuse else None,
+        ideal_block_hit_ratio=_ideal_ratio(trace, partial_blocks) if trace.has_reuse else None,
     )
 
 
@@ -224,16 +224,23 @@ def _bill(point: Point, evaluator: DeploymentEvaluator) -> Bill:
     )
 
 
-def _hit_curve(trace: Trace, model: ModelShape) -> HitCurve:
+def _hit_curve(trace: Trace, model: ModelShape, partial_blocks: PartialBlocks) -> HitCurve:
     """At all blocks of the trace, a half of them, a quarter and so on."""
     capacities = sorted({max(1, trace.num_ids >> index) for index in range(_CURVE_POINTS)})
     block_bytes = model.kv_bytes_per_token * (trace.block_tokens or 0)
     return HitCurve(
         tuple(blocks * block_bytes / GIB for blocks in capacities),
-        tuple(simulate_cache(trace, blocks).block_hit_ratio for blocks in capacities),
-        ideal_hits(trace).ratio,
-        "LRU, all blocks in one pool, service takes no time",
+        tuple(simulate_cache(trace, blocks, partial_blocks).block_hit_ratio for blocks in capacities),
+        _ideal_ratio(trace, partial_blocks),
+        "LRU, all blocks in one pool, service takes no time"
+        + ("" if partial_blocks == "hit" else ", last blocks that are not full never hit"),
     )
+
+
+def _ideal_ratio(trace: Trace, partial_blocks: PartialBlocks) -> float:
+    """What a cache that never forgets hits, counted as the simulations count."""
+    hits = ideal_hits(trace)
+    return hits.ratio if partial_blocks == "hit" else hits.full_block_ratio
 
 
 def _ttl_plan(report: dict[str, Any]) -> TtlPlanFacts:

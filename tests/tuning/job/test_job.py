@@ -117,6 +117,26 @@ def test_a_baseline_that_breaks_a_limit_is_told_as_such(
     assert told in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("partial_blocks", "ideal"), [("hit", 5 / 8), ("miss", 3 / 8)])
+def test_what_can_hit_at_most_is_counted_as_the_simulation_counts(
+    folder: Path, partial_blocks: str, ideal: float
+) -> None:
+    """Four prompts of the same full block and a partial one, of which the last is another: three full blocks of eight
+    come again, and two partial ones."""
+    lengths = [(600, [1, 2]), (600, [1, 2]), (600, [1, 2]), (600, [1, 3])]
+    rows = [
+        {"timestamp": 60_000 * number, "input_length": length, "output_length": 1, "hash_ids": ids}
+        for number, (length, ids) in enumerate(lengths)
+    ]
+    (folder / "partial.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--partial-blocks", partial_blocks, "--evaluations", "1")
+    _, found = run(folder, *options, out=f"partial-{partial_blocks}", trace="partial.jsonl")
+    assert found.hit_curve is not None
+    assert found.trace.ideal_block_hit_ratio == found.hit_curve.ideal_block_hit_ratio == ideal
+    assert found.hit_curve.block_hit_ratio[-1] == ideal
+    assert max(point.figures.block_hit_ratio for point in found.points) == ideal
+
+
 def test_a_folder_with_another_study_is_refused(
     folder: Path, report: JobReport, capsys: pytest.CaptureFixture[str]
 ) -> None:
