@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tuning.deployment.deployment import GIB
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.model_config import ModelConfigError, read_model_shape
 from tuning.model_shape import ModelShape
+from tuning.simulator.prompts import BLOCK_TOKENS_UNKNOWN
+from tuning.timing import Timing
+
+_BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator) -> list[str]:
     """A warning for each that differs of the model, the tokens of a step and those of a block, the requests that run at
-    a time, the choice of workers, and what the store is used for.
+    a time, the choice of workers, what the store is used for, and room for KV and its type where they are given.
 
     One for all that are not given: what the app takes then is not known here, but for what nobody has to give.
 
@@ -37,11 +42,14 @@ def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator
         store = _mapping(settings.get("store"))
         compared.append(("store.share_prefixes", store.get("share_prefixes", True), True))
         compared.append(("store.disk.admission", _mapping(store.get("disk")).get("admission", "always"), "always"))
+    for role in ("monolithic",) if mode == "monolithic" else ("prefill", "decode"):
+        compared += _memory(_engine_of(settings, role), evaluator)
     warnings = [
         f"{name} is {there!r} in the configuration to serve with, and {simulated} was simulated: predictions may be off"
         for name, there, simulated in compared
         if there is not None and not (_is_same_model(there, evaluator.model) if name == "model" else there == simulated)
     ]
+    warnings = list(dict.fromkeys(warnings))  # what both roles have
     missing = [(name, simulated) for name, there, simulated in compared if there is None]
     if missing:
         simulated_values = ", ".join(f"{name} {simulated}" for name, simulated in missing)
@@ -50,6 +58,24 @@ def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator
             f"and simulated was {simulated_values}: predictions may be off"
         )
     return warnings
+
+
+def _memory(engine: Mapping[str, Any], evaluator: DeploymentEvaluator) -> list[tuple[str, object, object]]:
+    """What is given of a device's room for KV, and of the size of its elements, beside what was simulated."""
+    model, hardware = evaluator.model, evaluator.hardware
+    pool_tokens = Timing(model, hardware).kv_pool_tokens()
+    simulated: dict[str, object] = {
+        "kv_cache_gib": round(pool_tokens * model.kv_bytes_per_token / GIB, 2),
+        "kv_cache_blocks": pool_tokens // (evaluator.trace.block_tokens or BLOCK_TOKENS_UNKNOWN),
+        "gpu_memory_utilization": hardware.memory_share,
+        "dtype": f"one of {model.dtype_bytes} bytes",
+    }
+    return [
+        (name, engine[name], what)
+        for name, what in simulated.items()
+        if isinstance(engine.get(name), int | float | str)
+        and not (name == "dtype" and _BYTES_OF.get(engine[name], model.dtype_bytes) == model.dtype_bytes)
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -47,7 +47,7 @@ def test_the_same_model_under_the_names_of_both(there: str, simulated: str) -> N
     assert unlike_simulated({"model": there, "engine": ENGINE}, evaluator(model=simulated)) == []
 
 
-@pytest.mark.parametrize("there", ["Qwen/Qwen3-8B", "qwen3-8b", "meta-llama/Llama-2-7b-hf", None, 13])
+@pytest.mark.parametrize("there", ["Qwen/Qwen3-8B", "qwen3-8b", "meta-llama/Llama-2-7b-hf", None, 13, ["llama-2-13b"]])
 def test_another_model_or_none_is_named(there: object) -> None:
     (warning,) = unlike_simulated({"model": there, "engine": ENGINE}, evaluator())
     if there is None:
@@ -84,6 +84,14 @@ def test_all_that_is_not_given_is_one_line() -> None:
         ("static", {"store": {"share_prefixes": False}}, ["store.share_prefixes"]),
         ("static", {"store": {"disk": {"admission": "on_reuse"}}}, ["store.disk.admission"]),
         ("monolithic", {"store": {"share_prefixes": False}}, []),
+        ("static", {"decode": {"engine": {"kv_cache_gib": 30}}}, ["kv_cache_gib"]),
+        ("static", {"prefill": {"engine": {"kv_cache_blocks": 10}}}, ["kv_cache_blocks"]),
+        ("static", {"engine": ENGINE | {"gpu_memory_utilization": 0.8}}, ["gpu_memory_utilization"]),
+        ("static", {"engine": ENGINE | {"gpu_memory_utilization": 0.9, "dtype": "float16"}}, []),
+        ("static", {"engine": ENGINE | {"dtype": "float32"}}, ["dtype"]),
+        ("monolithic", {"engine": ENGINE | {"dtype": "auto", "kv_cache_gib": None}}, []),
+        # 0.9 of 80 GiB less 13.02 * 10^9 parameters of 2 bytes.
+        ("monolithic", {"engine": ENGINE | {"kv_cache_gib": 47.76}}, []),
     ],
 )
 def test_settings_of_the_role_that_they_count_for_are_compared(
