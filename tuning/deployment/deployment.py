@@ -45,8 +45,11 @@ class Deployment:
 
     @property
     def policy(self) -> PolicySpec:
-        """One time-to-live for everything."""
-        return PolicySpec(self.eviction, None if self.ttl_s is None else max(self.ttl_s, SHORTEST_TTL_S))
+        """One time-to-live for everything; none where there is no room to keep anything, so that whoever makes room in
+        the configuration later does not find a microsecond there."""
+        has_room = self.dram_gib > 0 or self.disk_gib > 0
+        ttl_s = self.ttl_s if has_room else None
+        return PolicySpec(self.eviction, None if ttl_s is None else max(ttl_s, SHORTEST_TTL_S))
 
     def at(self, point: Point, longest_ttl_s: float = math.inf) -> Deployment:
         """This one with the values of a point.

@@ -35,7 +35,23 @@ def test_a_point_changes_what_it_names() -> None:
 
 @pytest.mark.parametrize(("ttl_s", "expected_s"), [(0, 1e-6), (59, 59), (60, None), (100, None)])
 def test_a_time_to_live_as_long_as_the_trace_is_no_limit(ttl_s: float, expected_s: float | None) -> None:
-    assert Deployment().at({"ttl_s": ttl_s}, longest_ttl_s=60.0).policy.default_ttl_s == expected_s
+    assert Deployment(dram_gib=1).at({"ttl_s": ttl_s}, longest_ttl_s=60.0).policy.default_ttl_s == expected_s
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ttl_s", "expected_s"),
+    [
+        ({}, 0, None),
+        ({}, 60, None),
+        ({"dram_gib": 1}, 0, 1e-6),
+        ({"disk_gib": 1}, 60, 60),
+        ({"dram_gib": 1}, None, None),
+    ],
+)
+def test_without_room_there_is_no_time_to_live(
+    sizes: dict[str, Any], ttl_s: float | None, expected_s: float | None
+) -> None:
+    assert Deployment(ttl_s=ttl_s, **sizes).policy.default_ttl_s == expected_s
 
 
 def test_a_disk_gets_half_of_its_rate_each_way() -> None:
