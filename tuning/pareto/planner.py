@@ -20,6 +20,7 @@ from tuning.pareto.space import Key, SearchSpace, with_position
 
 _MOST_CORNERS = 8
 _MOST_COARSE_LISTED = 2000
+_SHOWN_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class Planner:
             elif added > self.settings.min_added_hypervolume:
                 reasons[each.key] = f"the budget was spent; at best {added:.2g} more hypervolume"
             else:
-                reasons[each.key] = f"at best {added:.2g} more hypervolume"
+                # A difference of sums: what is left of nothing may be 1e-16.
+                reasons[each.key] = f"at best {round(added, _SHOWN_DIGITS):.2g} more hypervolume"
         positions = [axis.coarse_positions for axis in self.space.axes]
         if math.prod(map(len, positions)) <= _MOST_COARSE_LISTED:
             for key in itertools.product(*positions):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -136,6 +137,21 @@ def test_skipped_points_have_reasons() -> None:
     coarse = {(dram, ttl) for dram in (0, 16, 32, 48, 64) for ttl in (0, 10, 20, 30, 40)}
     assert coarse - known.keys() <= skipped.keys()
     assert all(skipped.values())
+
+
+def test_reasons_name_no_amount_that_is_but_rounding() -> None:
+    """Three objectives, one axis that plays no part: hypervolumes are differences of sums, of which little is left."""
+
+    def indifferent(point: Point) -> Evaluation:
+        dram = float(point["dram_gib"])
+        return Evaluation((0.1 + math.exp(-dram / 300), -7000 - 50 * math.log1p(dram), 1.07 + 0.0003 * dram))
+
+    planner, known = walk(indifferent, 60)
+    amounts = [
+        float(amount) for reason in planner.skipped(known).values() for amount in re.findall("best (.*) m", reason)
+    ]
+    assert amounts
+    assert all(amount == 0 or amount >= 1e-9 for amount in amounts)
 
 
 def test_objectives_without_a_range_do_no_harm() -> None:
