@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.reference_text import ReferenceText
 
 
-SERVICER = "app.grpc_api.inference_pb2_grpc.add_InferenceServicer_to_server"
+SERVICER = "app.grpc_api.servicer.add_to_server"
 """As in every file of serve_configs."""
 
 
