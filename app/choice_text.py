@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from actors.engine.request import FINISH_LENGTH, FINISH_STOP, TokenEvent, TokenLogprobs
@@ -40,16 +40,20 @@ class ChoiceText:
         skip_special_tokens: bool,
         echoed_prompt: Sequence[int] | None,
         after_text: bool,
+        shown_ids: Collection[int] = (),
     ) -> None:
-        """`echoed_prompt`: the prompt's tokens come first in the text, as `echo` asks. `after_text`: see the
-        detokenizer; a completion's first token keeps its leading space."""
+        """`echoed_prompt`: the prompt's tokens come first in the text, as `echo` asks. `after_text`, `shown_ids`: see
+        the detokenizer; a completion's first token keeps its leading space."""
         self.index = index
         self.completion_tokens = 0
         self.ended = False
         self._table = table
         self._skip_special_tokens = skip_special_tokens
         self._detokenizer = IncrementalDetokenizer(
-            table, skip_special_tokens=skip_special_tokens, after_text=after_text and echoed_prompt is None
+            table,
+            skip_special_tokens=skip_special_tokens,
+            after_text=after_text and echoed_prompt is None,
+            shown_ids=shown_ids,
         )
         self._stops = StopMatcher(stops, include_in_output=include_stop)
         self._echoed_prompt = echoed_prompt

@@ -13,6 +13,7 @@ from app.openai_logprobs import chat_logprobs, completion_logprobs
 from app.openai_responses import chat_choice, chat_completion, text_choice, text_completion
 from app.openai_stream import DONE, ChatStream, CompletionStream
 from app.running_answer import RunningAnswer
+from app.spoken_answer import SpokenAnswer, gathered
 from app.token_bytes import TokenBytes
 
 logger = logging.getLogger("ray.serve")
@@ -28,13 +29,11 @@ class OpenAIAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece. Raises ApiError."""
-        is_chat = self._answer.is_chat
-        make = chat_choice if is_chat else text_choice
-        choices = [
-            make(piece.index, piece.text, piece.finish_reason or "stop", self._logprobs(piece))
-            for piece in await self._answer.whole()
-        ]
-        return (chat_completion if is_chat else text_completion)(self._answer.head, choices, self._answer.usage())
+        pieces = await self._answer.whole()
+        if self._answer.is_chat:
+            return chat_completion(self._answer.head, [self._chat_choice(p) for p in pieces], self._answer.usage())
+        choices = [text_choice(p.index, p.text, p.finish_reason or "stop", self._logprobs(p)) for p in pieces]
+        return text_completion(self._answer.head, choices, self._answer.usage())
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """Waits for the first piece, so that what fails before it is an HTTP status (raises ApiError); then the
@@ -81,21 +80,29 @@ class OpenAIAnswer:
 
             return render_completion, completion.usage
         chat = ChatStream(self._answer.head, includes_usage=self._answer.request.includes_usage)
-        begun: set[int] = set()
+        spoken: dict[int, SpokenAnswer] = {}
 
         def render_chat(piece: Piece) -> list[bytes]:
             events = []
-            if piece.index not in begun:
-                begun.add(piece.index)
+            if piece.index not in spoken:
+                spoken[piece.index] = SpokenAnswer(self._answer.tools)
                 events.append(chat.begin(piece.index))
             logprobs = self._logprobs(piece)
-            if piece.text or logprobs:
-                events.append(chat.text(piece.index, piece.text, logprobs))
+            text, calls = spoken[piece.index].take(piece)
+            if text or logprobs:
+                events.append(chat.text(piece.index, text, logprobs))
+            events += [chat.tool_call(piece.index, call) for call in calls]
             if piece.finish_reason is not None:
-                events.append(chat.end(piece.index, piece.finish_reason))
+                events.append(chat.end(piece.index, spoken[piece.index].reason(piece.finish_reason)))
             return events
 
         return render_chat, chat.usage
+
+    def _chat_choice(self, piece: Piece) -> dict[str, Any]:
+        spoken = SpokenAnswer(self._answer.tools)
+        text, calls = spoken.take(piece)
+        reason = spoken.reason(piece.finish_reason or "stop")
+        return chat_choice(piece.index, text, reason, self._logprobs(piece), gathered(calls))
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if not self._answer.wants_logprobs or not piece.token_ids:

@@ -34,7 +34,6 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 NO_EFFECT = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",  # without tools there are no calls
         "prediction",  # a hint for speed
         "prompt_cache_key",
         "prompt_cache_options",

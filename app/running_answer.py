@@ -44,6 +44,7 @@ class RunningAnswer:
         self.is_chat = isinstance(request, ChatCompletionRequest)
         self.wants_logprobs = request.top_logprob_count is not None
         self.head = AnswerHead(f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), model)
+        self.tools = generation.tools
         self._generation = generation
         self._timeout_s = timeout_s
         self._hold = hold

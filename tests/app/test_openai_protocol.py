@@ -129,9 +129,7 @@ def test_fields_of_openais_own_bookkeeping_have_no_effect(field: str, value: Any
 @pytest.mark.parametrize(
     "given",
     [
-        {"tools": []},
         {"functions": []},
-        {"tool_choice": "none"},
         {"function_call": "none"},
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},

@@ -256,6 +256,11 @@ SECRET = "my secret diary"
         {"cache_salt": SECRET * 100},
         {"messages": [{"role": "user", "content": SECRET}], "temperature": 9},
         {"tools": SECRET},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": [SECRET]}}]},
+        {"tools": [{"type": "function", "function": {"name": SECRET, "parameters": SECRET}}]},
+        {"tools": [], "tool_choice": {"type": "function", "function": [SECRET]}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": SECRET}}]}]},
+        {"messages": [{"role": "user", "content": SECRET, "tool_calls": [{"id": [SECRET]}]}]},
     ],
 )
 def test_errors_never_quote_the_users_text(refused: Refused, changes: dict[str, Any]) -> None:
