@@ -36,7 +36,7 @@ from app.grpc_api.to_proto import chunks, whole_response
 from app.http_guard import KeyGuard, install_error_handlers, use_keys
 from app.key_file import KeyFile
 from app.openai_answers import OpenAIAnswer
-from app.openai_errors import model_not_found
+from app.openai_errors import model_not_found, no_embeddings
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import model_entry, model_list
 from app.request_body import read_body
@@ -109,6 +109,11 @@ class Ingress:
     async def completions(self, request: Request) -> Response:
         """OpenAI's (legacy) completions, with token ids as prompts too."""
         return await self._answer(request, CompletionRequest)
+
+    @http.post("/v1/embeddings")
+    async def embeddings(self) -> Response:
+        """A 400 that says that there are none: clients try it on every server."""
+        raise no_embeddings()
 
     @http.post("/tokenize")
     async def tokenize(self, request: Request) -> Response:
