@@ -25,6 +25,8 @@ class Piece:
     text_offsets: list[int] = field(default_factory=list)
     """Characters of the choice's text before each token."""
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One for each token of the prompt, on the first piece, when they were asked for."""
 
 
 class ChoiceText:
@@ -61,7 +63,7 @@ class ChoiceText:
 
     def take(self, event: TokenEvent) -> Piece:
         """The piece that a token event gives. After one with a finish reason the choice has `ended`."""
-        piece = Piece(self.index)
+        piece = Piece(self.index, prompt_logprobs=event.prompt_logprobs)
         if self._echoed_prompt is not None:
             self._echo(piece, self._echoed_prompt, event.prompt_logprobs)
             self._echoed_prompt = None

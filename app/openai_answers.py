@@ -9,7 +9,7 @@ from typing import Any
 
 from app.choice_text import Piece
 from app.openai_errors import ApiError, internal, sse_error_event
-from app.openai_logprobs import chat_logprobs, completion_logprobs
+from app.openai_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from app.openai_responses import chat_choice, chat_completion, text_choice, text_completion
 from app.openai_stream import DONE, ChatStream, CompletionStream
 from app.running_answer import RunningAnswer
@@ -31,8 +31,12 @@ class OpenAIAnswer:
         """The answer in one piece. Raises ApiError."""
         pieces = await self._answer.whole()
         if self._answer.is_chat:
-            return chat_completion(self._answer.head, [self._chat_choice(p) for p in pieces], self._answer.usage())
-        choices = [text_choice(p.index, p.text, p.finish_reason or "stop", self._logprobs(p)) for p in pieces]
+            answer = chat_completion(self._answer.head, [self._chat_choice(p) for p in pieces], self._answer.usage())
+            return {**answer, **self._prompt_logprobs(pieces[0])}
+        choices = [
+            {**text_choice(p.index, p.text, p.finish_reason or "stop", self._logprobs(p)), **self._prompt_logprobs(p)}
+            for p in pieces
+        ]
         return text_completion(self._answer.head, choices, self._answer.usage())
 
     async def stream(self) -> AsyncGenerator[bytes]:
@@ -103,6 +107,12 @@ class OpenAIAnswer:
         text, calls = spoken.take(piece)
         reason = spoken.reason(piece.finish_reason or "stop")
         return chat_choice(piece.index, text, reason, self._logprobs(piece), gathered(calls))
+
+    def _prompt_logprobs(self, piece: Piece) -> dict[str, Any]:
+        """vLLM has them in a chat's answer once, and in a completion's with each choice."""
+        if self._answer.request.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(piece.prompt_logprobs or (), self._table)}
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if not self._answer.wants_logprobs or not piece.token_ids:

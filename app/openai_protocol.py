@@ -131,6 +131,9 @@ class GenerationRequest(BaseModel):
     """As the grammar that it stands for."""
     structured_outputs: Annotated[str | None, PlainValidator(structured_outputs_grammar)] = None
     """The same."""
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description=f"a whole number from 0 to {MAX_LOGPROBS}"
+    )
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="a string of 1 to 256 characters")
 
     @model_validator(mode="before")
@@ -152,6 +155,10 @@ class GenerationRequest(BaseModel):
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid_request("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid_request(
+                "'prompt_logprobs' come with a whole answer only. Leave out 'stream'.", param="prompt_logprobs"
+            )
         if self.response_format is not None and self.structured_outputs is not None:
             raise invalid_request(
                 "'response_format' and 'structured_outputs' both say what the answer keeps to. Give one of them.",
@@ -201,7 +208,7 @@ class GenerationRequest(BaseModel):
     @property
     def prompt_logprob_count(self) -> int | None:
         """The same for the prompt's tokens."""
-        return None
+        return self.prompt_logprobs
 
 
 def to_sampling(

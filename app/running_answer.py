@@ -64,6 +64,7 @@ class RunningAnswer:
                 so_far.logprobs += piece.logprobs
                 so_far.text_offsets += piece.text_offsets
                 so_far.finish_reason = piece.finish_reason
+                so_far.prompt_logprobs = so_far.prompt_logprobs or piece.prompt_logprobs
         return [piece for _, piece in sorted(merged.items())]
 
     async def pieces(self) -> AsyncGenerator[Piece]:
