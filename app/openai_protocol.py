@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
@@ -139,17 +140,7 @@ class GenerationRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _sift_fields(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        known = cls.model_fields.keys() | NO_EFFECT | cls._harmless.keys()
-        unknown = [name for name in data if name not in known]
-        if unknown:
-            raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
-        for name, values in cls._harmless.items():
-            if name in data and data[name] not in values:
-                off = " or ".join(json.dumps(value) for value in values if value is not None)
-                raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
-        return {name: value for name, value in data.items() if name in cls.model_fields}
+        return sifted(data, cls.model_fields.keys(), cls._harmless) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -209,6 +200,20 @@ class GenerationRequest(BaseModel):
     def prompt_logprob_count(self) -> int | None:
         """The same for the prompt's tokens."""
         return self.prompt_logprobs
+
+
+def sifted(data: dict[str, Any], fields: Collection[str], harmless: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Those of `fields` that a request has. Raises ApiError 400 for others, unless they are in `NO_EFFECT`, or hold
+    what `harmless` has for them."""
+    known = {*fields, *NO_EFFECT, *harmless}
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
+    for name, values in harmless.items():
+        if name in data and data[name] not in values:
+            off = " or ".join(json.dumps(value) for value in values if value is not None)
+            raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
+    return {name: value for name, value in data.items() if name in fields}
 
 
 def to_sampling(
