@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -32,6 +33,7 @@ from app.sequence_flow import SequenceFlow, SequencePlan
 from app.settings import AppSettings
 from app.token_bytes import TokenBytes
 from app.tokenize_protocol import DetokenizeBody, TokenizeBody
+from app.tool_use import ToolUse, tool_use
 from kv.directory_client import DirectoryClient
 from kv.keys import block_keys
 from migrate.admission import AdmissionPolicy
@@ -85,8 +87,9 @@ class Frontend:
         if isinstance(request, CompletionRequest):
             return self._completion(request, principal)
         if isinstance(request, ChatCompletionRequest):
+            tools = tool_use(self._tokenizer, request)
             prompt = render_chat(self._tokenizer, request)
-            return self._generation(request, [prompt], principal, default_tokens=None, after_text=False)
+            return self._generation(request, [prompt], principal, default_tokens=None, after_text=False, tools=tools)
         raise TypeError(f"{type(request).__name__} is no kind of request that is answered")
 
     def hold_key(self, principal: Principal) -> AbstractContextManager[None]:
@@ -161,6 +164,7 @@ class Frontend:
         *,
         default_tokens: int | None,
         after_text: bool,
+        tools: ToolUse | None = None,
     ) -> Generation:
         facts, context_tokens = self._facts(), self.context_tokens
         salt = derive_salt(principal.salt, request.cache_salt)
@@ -182,6 +186,8 @@ class Frontend:
                     random_seed=(seed + prompt_index) % 2**64,
                     choice_index=choice_index,
                 )
+                if tools is not None:
+                    sampling = replace(sampling, grammar=tools.grammar)
                 engine_request = EngineRequest(
                     f"{base}-{index}",
                     prompt,
@@ -198,10 +204,11 @@ class Frontend:
                     skip_special_tokens=request.skips_special_tokens,
                     echoed_prompt=prompt if echo else None,
                     after_text=after_text,
+                    shown_ids=() if tools is None else tools.marker_ids,
                 )
                 choices.append(Choice(engine_request, text))
             groups.append(choices)
-        return Generation(groups, self._start)
+        return Generation(groups, self._start, tools)
 
     def _start(self, request: EngineRequest, admitted: asyncio.Event) -> SequenceFlow:
         facts = self._facts()

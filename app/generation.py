@@ -16,6 +16,7 @@ from actors.engine.request import EngineRequest
 from app.choice_text import ChoiceText, Piece
 from app.openai_responses import usage
 from app.sequence_flow import SequenceFlow
+from app.tool_use import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,14 @@ class Generation:
     """Runs the choices of one request. Iterate over `pieces` once; leaving it early frees all sequences everywhere."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[Choice]], start: Callable[[EngineRequest, asyncio.Event], SequenceFlow]
+        self,
+        prompts: Sequence[Sequence[Choice]],
+        start: Callable[[EngineRequest, asyncio.Event], SequenceFlow],
+        tools: ToolUse | None = None,
     ) -> None:
-        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event."""
+        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event. `tools`:
+        for whoever writes the answers out; the pieces are the model's own text."""
+        self.tools = tools
         self._prompts = prompts
         self._admitted = asyncio.Event()
         self._start = start
