@@ -39,6 +39,7 @@ from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Status
 from actors.engine.stage_work import RemoteStages
 from actors.engine.stages import stages_of
+from actors.engine.step_clock import StepClock
 from actors.engine.step_plan import Fetch
 from actors.engine.step_runner import make_step_runner
 from actors.engine.steps_in_flight import Route, StageFailure, StepsInFlight
@@ -85,6 +86,7 @@ class Engine:
         )
         self.grants = Grants(loaded, self.scheduler, self.early_exports)
         self.counters = EngineCounters()
+        self.clock = StepClock(waits_in_layers=loaded.arena.pages.device.type != "cuda")
         self.on_news: Callable[[], None] = _ignore
         """Called from any thread when `has_news` has become true."""
         self.failure: StageFailure | None = None
@@ -255,13 +257,15 @@ class Engine:
         if step.output is None:
             assert step.error is not None
             raise step.error
+        computed_s = time.perf_counter()
         outcome = self._answers.take_step(step.plan.chunks, step.output, wanted)
         ended_s = time.perf_counter()
         duration_s = ended_s - max(step.started_s, self._last_end_s) - outcome.waited_s
         self._last_end_s = ended_s
-        self.counters.waited_s += outcome.waited_s
-        self.counters.steps += 1
-        self.counters.busy_s += duration_s
+        turns, num_running = self.scheduler.max_steps_in_flight, len(self.scheduler.running)
+        self.counters.count_step(step.plan, duration_s, outcome.waited_s, turns=turns, num_running=num_running)
+        if self._in_flight.route is None:
+            self.clock.count(step.plan, len(step.output.sampled), duration_s, ended_s - computed_s)
         return StepResult(
             outcome.events,
             self.take_fetches(),
