@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from kv.metrics.ray_exporter import RayExporter
 from kv.metrics.table import Readings
 from kv.part_range import PartRange
 from migrate.load import RateEstimate
+from migrate.worker_reading import WorkerReading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,6 +194,15 @@ class Worker:
             "fetch_bytes_per_s": self._exchange.rates.bytes_per_s(),
             "store_misses": dict(self._exchange.misses + self._exchange.refusals),
         }
+
+    async def reading(self) -> WorkerReading:
+        """For the controller of moves: what this worker has done, and what its steps cost."""
+        from actors.planner_reading import take_reading
+
+        def read(engine: Engine) -> WorkerReading:
+            return take_reading(self._worker_id, engine, time.monotonic())
+
+        return await asyncio.wrap_future(self._thread.call(read))
 
     def _after_turn(self, engine: Engine, result: StepResult) -> None:
         """In the engine's thread, after each of its turns."""

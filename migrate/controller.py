@@ -7,8 +7,8 @@ move of a worker at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from migrate.candidates import homeward_moves
 from migrate.controller_settings import ControllerSettings
@@ -28,6 +28,8 @@ class Observation:
     """When the first worker was asked. Moves that ended later may be in it, or not."""
     not_planned: str = ""
     """Why no plan can be made of it, traffic or costs not having been measured yet; empty where one can."""
+    busy: Mapping[str, str] = field(default_factory=dict)
+    """Workers whose instance is being moved or repaired, by their own account, with what it is in words."""
 
 
 class MoveRefusedError(ValueError):
@@ -139,7 +141,7 @@ class Controller:
                 under_way.append(entry.order.move)
             if now_s - entry.ended_s < cool_down_s:
                 recent.append(EndedMove(entry.order.move, entry.ended_s))
-        return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s)
+        return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s, seen.busy)
 
     def _plan_homeward(self, seen: Observation, now_s: float) -> list[Order]:
         """One move for each worker that is free. What failed lately has a rest, so that no worker is asked in

@@ -174,7 +174,7 @@ def _if_worth_it(verdict: Verdict, predicted: Prediction, settings: MoveSettings
 
 def _in_a_move(situation: Situation, *workers: str) -> bool:
     taken = {end for move in situation.under_way for end in (move.source, move.destination)}
-    return not taken.isdisjoint(workers)
+    return not (taken | situation.busy.keys()).isdisjoint(workers)
 
 
 def _begun(situation: Situation, judged: Sequence[Verdict]) -> Situation:

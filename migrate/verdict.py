@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -64,6 +65,8 @@ class Situation:
     recent: tuple[EndedMove, ...] = ()
     """Moves that have ended, done or given up: those of the last `cool_down_s` at least."""
     now_s: float = 0.0
+    busy: Mapping[str, str] = field(default_factory=dict)
+    """Workers whose instance is being moved or repaired, whoever wanted that; with what it is, in words."""
 
 
 def judge_order(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
@@ -135,6 +138,9 @@ def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
         if move.instance == other.instance:
             what = "what this one moves" if share_a_module(move, other) else "and an instance has one move at a time"
             return Reason.IN_FLIGHT, f"{other} is under way, {what}; wait for its end"
+    for worker in (move.instance, move.source, move.destination):
+        if worker in situation.busy:
+            return Reason.BUSY, f"{worker!r} is at this: {situation.busy[worker]}; wait for its end"
     for other in situation.under_way:
         shared = sorted({move.source, move.destination} & {other.source, other.destination})
         if shared:

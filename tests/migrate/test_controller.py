@@ -218,6 +218,15 @@ def test_a_persons_order_is_checked_and_takes_its_workers() -> None:
     assert loop.controller.history.under_way == (Entry(order),)
 
 
+def test_a_worker_that_is_at_something_of_its_own_is_left_alone() -> None:
+    # A move that a controller before this one ordered, or a repair.
+    loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE, c=BUSY, d=IDLE)))
+    seen = replace(loop.see(), busy={"a": "layers come home"})
+    assert {order.move.instance for order in loop.controller.plan(seen, loop.now_s)} == {"c"}
+    with pytest.raises(MoveRefusedError, match="busy: 'a' is at this: layers come home; wait for its end"):
+        loop.controller.order(LayerMove("a", 3, 1, "a", "b"), seen, loop.now_s)
+
+
 def test_kinds_that_workers_cannot_move_are_neither_begun_nor_taken() -> None:
     # A narrow gap: 0.6 and 0.4. Heads would close it.
     fleet = SimulatedFleet(
