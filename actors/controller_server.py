@@ -14,10 +14,10 @@ from ray import serve
 from ray.exceptions import RayError
 
 from actors.addresses import RosterView, address_of
-from actors.moves.controller_loop import ControllerLoop, NothingSeenError, Report, State
+from actors.moves.controller_loop import ControllerLoop, Report, State
 from kv.metrics.ray_exporter import RayExporter
 from migrate.controller_settings import ControllerSettings
-from migrate.controller_view import Json, move_from
+from migrate.controller_view import Json
 from migrate.moves import Move
 from migrate.worker_reading import WorkerReading
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 
 @serve.deployment
 class ControllerServer:
-    """See the module. Its methods answer with JSON, and with `unavailable` where there is nothing to answer from."""
+    """See the module."""
 
     async def __init__(self, settings: ControllerSettings, control: Any) -> None:  # type: ignore[misc]  # Serve awaits
         """`control`: Serve handle of the control deployment."""
@@ -51,34 +51,19 @@ class ControllerServer:
             logger.error("user_config is refused, and the settings stay as they were: %s", error)
 
     async def status(self) -> Json:
-        """See `ControllerLoop.status`."""
-        try:
-            return {**await self._loop.status(), "refused_settings": self._refused_config or None}
-        except NothingSeenError as error:
-            return {"unavailable": str(error)}
+        """See `ControllerLoop`, as for the following ones."""
+        return {**await self._loop.status(), "refused_settings": self._refused_config or None}
 
     async def plan(self) -> Json:
-        """See `ControllerLoop.dry_run`."""
-        try:
-            return await self._loop.dry_run()
-        except NothingSeenError as error:
-            return {"unavailable": str(error)}
+        return await self._loop.plan()
 
     async def order(
         self, instance: str, layers: Sequence[int], heads: Sequence[int] | None, source: str, destination: str
     ) -> Json:
-        """See `ControllerLoop.order`; `invalid` says why what was given is no move at all."""
-        try:
-            return await self._loop.order(move_from(instance, layers, heads, source, destination))
-        except NothingSeenError as error:
-            return {"unavailable": str(error)}
-        except ValueError as error:
-            return {"invalid": str(error)}
+        return await self._loop.order(instance, layers, heads, source, destination)
 
     async def home(self) -> Json:
-        """Sends everything home; `status` tells when that is done."""
-        self._loop.bring_home()
-        return {"bringing_home": True}
+        return await self._loop.home()
 
     async def check_health(self) -> None:
         """Serve asks now and then; raising replaces the replica."""

@@ -68,7 +68,8 @@ class Controller:
         if self.latest is None or not self.settings.automatic:
             return []
         accepted = [verdict for verdict in self.latest.verdicts if verdict.accepted]
-        return [self._begin(verdict, Cause.PLAN, now_s) for verdict in accepted if kind_of(verdict.move) in self._kinds]
+        movable = [verdict for verdict in accepted if kind_of(verdict.move) in self._kinds]
+        return [self._begin(verdict, Cause.PLAN, verdict.detail, now_s) for verdict in movable]
 
     def dry_run(self, seen: Observation, now_s: float) -> Plan:
         """What `plan` would say. Nothing is begun.
@@ -93,7 +94,7 @@ class Controller:
             )
         if not verdict.accepted:
             raise MoveRefusedError(verdict)
-        return self._begin(verdict, Cause.HAND, now_s)
+        return self._begin(verdict, Cause.HAND, "somebody ordered it", now_s)
 
     def bring_home(self) -> None:
         """From the next plan on everything is sent home, piece by piece, before anything else is planned."""
@@ -161,7 +162,7 @@ class Controller:
                     for move in part:
                         verdict = judge_order(situation, self.settings.planner, move)
                         if verdict.accepted and not any(share_a_module(move, ended.move) for ended in failed):
-                            orders.append(self._begin(verdict, Cause.HOME, now_s))
+                            orders.append(self._begin(verdict, Cause.HOME, "everything goes home", now_s))
                             situation = replace(situation, under_way=(*situation.under_way, move))
                             break
                         if verdict.reason is not Reason.NO_ROOM:
@@ -169,9 +170,9 @@ class Controller:
         self.is_bringing_home = not is_home or bool(situation.under_way)
         return orders
 
-    def _begin(self, verdict: Verdict, cause: Cause, now_s: float) -> Order:
+    def _begin(self, verdict: Verdict, cause: Cause, why: str, now_s: float) -> Order:
         assert verdict.prediction is not None
         self._num_orders += 1
-        order = Order(self._num_orders, verdict.move, cause, verdict.detail, now_s, verdict.prediction)
+        order = Order(self._num_orders, verdict.move, cause, why, now_s, verdict.prediction)
         self.history.begin(order)
         return order

@@ -17,7 +17,7 @@ from kv.metrics.table import Readings
 from migrate.controller import Controller, MoveRefusedError, Observation
 from migrate.controller_metrics import controller_readings
 from migrate.controller_settings import ControllerSettings
-from migrate.controller_view import Json, entry_view, plan_view, status_view, verdict_view
+from migrate.controller_view import Json, entry_view, move_from, plan_view, status_view, verdict_view
 from migrate.fleet import Fleet
 from migrate.move_history import KINDS, Entry, Happened, Order
 from migrate.moves import Move
@@ -28,7 +28,7 @@ from migrate.worker_reading import WorkerReading
 logger = logging.getLogger("ray.serve")
 
 
-class NothingSeenError(Exception):
+class _NothingSeenError(Exception):
     """There is nothing to answer from yet. The message says why."""
 
 
@@ -142,8 +142,11 @@ class ControllerLoop:
         self._on_turn(controller_readings(self.controller, self._seen))
 
     async def status(self) -> Json:
-        """Where everything is, and the history. Raises NothingSeenError."""
-        seen = await self._look_again()
+        """Where everything is, and the history; or `unavailable` says why there is nothing to answer from."""
+        try:
+            seen = await self._look_again()
+        except _NothingSeenError as error:
+            return {"unavailable": str(error)}
         view = status_view(self.controller, seen, self._clock())
         for name, worker in view["workers"].items():
             state: Any = self._states.get(name)
@@ -151,28 +154,36 @@ class ControllerLoop:
                 worker["state"] = {key: value for key, value in asdict(state).items() if key != "placement"}  # type: ignore[arg-type]
         return view
 
-    async def dry_run(self) -> Json:
-        """What would be planned now, with a verdict on every candidate. Raises NothingSeenError."""
-        seen = await self._look_again()
+    async def plan(self) -> Json:
+        """What would be planned now, with a verdict on every candidate; or `unavailable`."""
         try:
-            return plan_view(self.controller.dry_run(seen, self._clock()))
-        except ValueError as error:
-            raise NothingSeenError(str(error)) from error
+            return plan_view(self.controller.dry_run(await self._look_again(), self._clock()))
+        except (_NothingSeenError, ValueError) as error:
+            return {"unavailable": str(error)}
 
-    async def order(self, move: Move) -> Json:
-        """A person's order: `order` says what has begun, or `refused` why not. Raises NothingSeenError."""
-        seen = await self._look_again()
+    async def order(
+        self, instance: str, layers: Sequence[int], heads: Sequence[int] | None, source: str, destination: str
+    ) -> Json:
+        """A person's order: `order` is what has begun; `refused` the verdict on one that cannot be made; `invalid` says
+        why it is no move at all; or `unavailable`."""
         try:
-            order = self.controller.order(move, seen, self._clock())
+            move = move_from(instance, layers, heads, source, destination)
+        except ValueError as error:
+            return {"invalid": str(error)}
+        try:
+            order = self.controller.order(move, await self._look_again(), self._clock())
+        except _NothingSeenError as error:
+            return {"unavailable": str(error)}
         except MoveRefusedError as error:
             return {"refused": verdict_view(error.verdict)}
         self._carry_out(order)
         return {"order": entry_view(Entry(order), self._clock())}
 
-    def bring_home(self) -> None:
-        """Everything is sent home, piece by piece."""
+    async def home(self) -> Json:
+        """Everything is sent home, piece by piece; `status` tells when that is done."""
         self.controller.bring_home()
         self._hurry.set()
+        return {"bringing_home": True}
 
     async def _run(self) -> None:
         while True:
@@ -186,12 +197,12 @@ class ControllerLoop:
     async def _look_again(self) -> Observation:
         """The last period's traffic over placements as they are now."""
         if self._seen is None:
-            raise NothingSeenError(self._blind)
+            raise _NothingSeenError(self._blind)
         asked_s = self._clock()
         try:
             self._states = await self._cell.placements()
         except Exception as error:  # as in `turn`
-            raise NothingSeenError(f"the workers cannot be seen: {_text_of(error)}") from error
+            raise _NothingSeenError(f"the workers cannot be seen: {_text_of(error)}") from error
         return _with_states(self._seen, self._states, asked_s)
 
     def _carry_out(self, order: Order) -> None:
