@@ -7,6 +7,7 @@ from typing import Any
 from ray.serve import Application
 
 from actors.control import ControlServer
+from actors.controller_server import ControllerServer
 from actors.engine.config import EngineConfig
 from actors.servers import JOIN_TIMEOUT_S, DecodeServer, MonolithicServer, PrefillServer
 from actors.store_settings import StoreSettings
@@ -39,6 +40,7 @@ def build(args: dict[str, Any]) -> Application:
         logging_config={"enable_access_log": False},  # its callers are ours, and call every few seconds
     ).bind(store)
     workers = [_bind_workers(settings, role, control) for role in settings.roles]
+    controller = _bind_controller(settings, control) if settings.mode == "balanced" else None
     ingress = settings.ingress
     return Ingress.options(
         num_replicas=ingress.replicas,
@@ -46,7 +48,16 @@ def build(args: dict[str, Any]) -> Application:
         # The ingress rejects by itself, with a reason and a time to come again.
         max_ongoing_requests=_NO_LIMIT,
         health_check_period_s=_HEALTH_PERIOD_S,
-    ).bind(settings.model_dump(exclude_unset=True), control, workers)
+    ).bind(settings.model_dump(exclude_unset=True), control, workers, controller)
+
+
+def _bind_controller(settings: AppSettings, control: Any) -> Any:
+    return ControllerServer.options(
+        num_replicas=1,
+        ray_actor_options={"num_cpus": _SHELL_CPUS},
+        health_check_period_s=_HEALTH_PERIOD_S,
+        logging_config={"enable_access_log": False},  # what it does is in its log, and who asks is in the ingress's
+    ).bind(settings.moves.controller(), control)
 
 
 def _store_settings(settings: AppSettings) -> StoreSettings:

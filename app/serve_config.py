@@ -22,6 +22,8 @@ from app.yaml_mapping import read_yaml
 
 IMPORT_PATH = "app.builder:build"
 """What an application of ours names as its `import_path`."""
+CONTROLLER = "ControllerServer"
+"""The deployment whose `user_config` has settings of `moves`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,22 @@ def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) 
         settings = load_settings(ours[0].get("args"), overlay_path)
     except SettingsError as error:
         raise SettingsError(problems + [f"args: {line}" for line in error.problems]) from error
+    problems += _problems_of_live_settings(ours[0], settings)
     if problems:
         raise SettingsError(problems)
     return ServeConfig(content, settings)
+
+
+def _problems_of_live_settings(application: Mapping[str, Any], settings: AppSettings) -> Iterator[str]:
+    """Of what the controller of moves would refuse while it runs."""
+    for deployment in application.get("deployments") or ():
+        given = deployment.get("user_config")
+        if deployment["name"] != CONTROLLER or given is None:
+            continue
+        try:
+            settings.moves.controller().changed(given)
+        except ValueError as error:
+            yield f"deployments: user_config of {CONTROLLER}: {error}"
 
 
 def unknown_keys(content: Mapping[str, Any], schema: type[BaseModel], place: str = "") -> Iterator[str]:
