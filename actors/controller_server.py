@@ -25,6 +25,8 @@ MOVABLE: Final = ("layers",)
 """What workers can move."""
 _ANSWER_TIMEOUT_S = 5.0
 """A worker that takes longer, in a step for instance, is left out of one period."""
+_CONTROL_TIMEOUT_S = 15.0
+"""The control deployment asks every worker in its turn."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -83,13 +85,15 @@ class RayCell:
 
     async def readings(self) -> Sequence[WorkerReading]:
         """See `Cell`."""
-        roster: RosterView = await self._control.watch.remote(-1, 0.0)
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            roster: RosterView = await self._control.watch.remote(-1, 0.0)
         asked = [self._reading(address_of(member).actor) for member in roster.members]
         return [reading for reading in await asyncio.gather(*asked) if reading is not None]
 
     async def placements(self) -> Mapping[str, State]:
         """See `Cell`."""
-        states: Mapping[str, State] = await self._control.placements.remote()
+        async with asyncio.timeout(_CONTROL_TIMEOUT_S):
+            states: Mapping[str, State] = await self._control.placements.remote()
         return states
 
     async def order_move(self, move: Move, home: str) -> Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from migrate.controller import Controller, Observation
 from migrate.move_history import Entry, kind_of
@@ -16,11 +16,14 @@ from migrate.prediction import Prediction
 from migrate.utilisation import Utilisation, utilisation
 from migrate.verdict import Verdict
 
+SHOWN_ENTRIES: Final = 50
+"""Of the history: whoever waits for a move asks twice a second."""
+
 Json = dict[str, Any]
 
 
 def status_view(controller: Controller, seen: Observation, now_s: float) -> Json:
-    """Where everything is, how loaded the workers are, what is under way and what came of the last orders."""
+    """Where everything is, how loaded the workers are, what is under way and, newest first, what came of orders."""
     fleet, planner = seen.fleet, controller.settings.planner
     return {
         "workers": {
@@ -33,7 +36,7 @@ def status_view(controller: Controller, seen: Observation, now_s: float) -> Json
         "automatic": controller.settings.automatic,
         "bringing_home": controller.is_bringing_home,
         "under_way": [entry_view(entry, now_s) for entry in controller.history.under_way],
-        "history": [entry_view(entry, now_s) for entry in reversed(controller.history.ended)],
+        "history": [entry_view(entry, now_s) for entry in controller.history.ended[: -SHOWN_ENTRIES - 1 : -1]],
         "counts": [
             {"kind": kind, "outcome": outcome, "moves": count}
             for (kind, outcome), count in sorted(controller.history.counts.items())

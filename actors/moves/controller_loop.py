@@ -102,10 +102,10 @@ class ControllerLoop:
 
     async def stop(self) -> None:
         """Ends. Moves under way are given up, which before their switch leaves everything as it was."""
-        for task in [task for task in (self._task, *self._moving.values()) if task is not None]:
+        tasks = [task for task in (self._task, *self._moving.values()) if task is not None]
+        for task in tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def failure(self) -> BaseException | None:
@@ -123,7 +123,8 @@ class ControllerLoop:
         """One period's work: what took too long is given up, the workers are asked, and what is planned is begun."""
         for order in self.controller.give_up(self._clock()):
             logger.warning("order %d is given up: %s", order.order_id, order.move)
-            self._moving[order.order_id].cancel()
+            if order.order_id in self._moving:
+                self._moving[order.order_id].cancel()
         asked_s = self._clock()
         try:
             states, readings = await asyncio.gather(self._cell.placements(), self._cell.readings())
