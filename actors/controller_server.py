@@ -19,10 +19,11 @@ from kv.metrics.ray_exporter import RayExporter
 from migrate.controller_settings import ControllerSettings
 from migrate.controller_view import Json
 from migrate.moves import Move
+from migrate.verdict import Abilities
 from migrate.worker_reading import WorkerReading
 
-MOVABLE: Final = ("layers",)
-"""What workers can move."""
+ABILITIES: Final = Abilities(heads=False, onward=False)
+"""Of `Worker.move`."""
 _ANSWER_TIMEOUT_S = 5.0
 """A worker that takes longer, in a step for instance, is left out of one period."""
 _CONTROL_TIMEOUT_S = 15.0
@@ -39,7 +40,7 @@ class ControllerServer:
         """`control`: Serve handle of the control deployment."""
         self._first = settings
         self._refused_config = ""
-        self._loop = ControllerLoop(RayCell(control), settings, kinds=MOVABLE, on_turn=RayExporter().export)
+        self._loop = ControllerLoop(RayCell(control), settings, abilities=ABILITIES, on_turn=RayExporter().export)
         self._loop.start()
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:

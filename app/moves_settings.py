@@ -48,7 +48,11 @@ class MovesSettings(SettingsBlock):
     memory_headroom: float = Field(
         default=1.25, ge=1, description="Room that the destination must have, in live blocks of what moves there."
     )
-    abandon_after_s: float = Field(default=60.0, gt=0, description="A move that takes longer is given up.")
+    abandon_after_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="A move that takes longer is given up, whatever its workers say. Longer than they take themselves.",
+    )
 
     @model_validator(mode="after")
     def _fields_agree(self) -> MovesSettings:
@@ -57,4 +61,4 @@ class MovesSettings(SettingsBlock):
 
     def controller(self) -> ControllerSettings:
         """The same as the controller takes it."""
-        return ControllerSettings().changed(self.model_dump())
+        return ControllerSettings().changed({name: getattr(self, name) for name in ControllerSettings().flat()})

@@ -7,16 +7,19 @@ move of a worker at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from migrate.candidates import homeward_moves
 from migrate.controller_settings import ControllerSettings
 from migrate.fleet import Fleet
-from migrate.move_history import KINDS, Cause, Happened, MoveHistory, Order, Outcome, kind_of
+from migrate.move_history import Cause, Happened, MoveHistory, Order, Outcome
 from migrate.moves import EndedMove, Move, share_a_module
 from migrate.planner import Plan, plan
-from migrate.verdict import Reason, Situation, Verdict, judge_order
+from migrate.verdict import Abilities, Reason, Situation, Verdict, judge_order
+
+_ALL: Final = Abilities()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,9 @@ class MoveRefusedError(ValueError):
 
 
 class Controller:
-    """Plans once a period, takes orders of people, and keeps book of both. `kinds` are those that the workers can move;
-    the plan may have others, which are not begun."""
+    """Plans once a period, takes orders of people, and keeps book of both. `abilities` are the workers'."""
 
-    def __init__(self, settings: ControllerSettings, kinds: Collection[str] = KINDS) -> None:
+    def __init__(self, settings: ControllerSettings, abilities: Abilities = _ALL) -> None:
         self.settings = settings
         """May be replaced at any time; holds from then on."""
         self.history = MoveHistory()
@@ -52,7 +54,7 @@ class Controller:
         """The last plan that was made, whether it was carried out or not."""
         self.is_bringing_home = False
         """Somebody wanted everything home, and it is not yet. Nothing else is planned meanwhile."""
-        self._kinds = frozenset(kinds)
+        self.abilities = abilities
         self._num_orders = 0
         self._doubtful: dict[int, tuple[Move, float]] = {}
         """Moves that were given up, with the time: by order id. Their workers may still be at it."""
@@ -68,8 +70,7 @@ class Controller:
         if self.latest is None or not self.settings.automatic:
             return []
         accepted = [verdict for verdict in self.latest.verdicts if verdict.accepted]
-        movable = [verdict for verdict in accepted if kind_of(verdict.move) in self._kinds]
-        return [self._begin(verdict, Cause.PLAN, verdict.detail, now_s) for verdict in movable]
+        return [self._begin(verdict, Cause.PLAN, verdict.detail, now_s) for verdict in accepted]
 
     def dry_run(self, seen: Observation, now_s: float) -> Plan:
         """What `plan` would say. Nothing is begun.
@@ -88,10 +89,6 @@ class Controller:
             MoveRefusedError: it cannot be made.
         """
         verdict = judge_order(self._situation(seen, now_s), self.settings.planner, move)
-        if verdict.accepted and kind_of(move) not in self._kinds:
-            verdict = verdict.refused(
-                Reason.INVALID, f"{kind_of(move)} cannot be moved yet; order a move of {', '.join(sorted(self._kinds))}"
-            )
         if not verdict.accepted:
             raise MoveRefusedError(verdict)
         return self._begin(verdict, Cause.HAND, "somebody ordered it", now_s)
@@ -142,7 +139,7 @@ class Controller:
                 under_way.append(entry.order.move)
             if now_s - entry.ended_s < cool_down_s:
                 recent.append(EndedMove(entry.order.move, entry.ended_s))
-        return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s, seen.busy)
+        return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s, seen.busy, self.abilities)
 
     def _plan_homeward(self, seen: Observation, now_s: float) -> list[Order]:
         """One move for each worker that is free. What failed lately has a rest, so that no worker is asked in

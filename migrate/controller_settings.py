@@ -20,8 +20,9 @@ class ControllerSettings:
     planner: MoveSettings = field(default_factory=MoveSettings)
     automatic: bool = True
     """Whether what the planner says is done. False: modules move only when a person orders it."""
-    abandon_after_s: float = 60.0
-    """A move that has not ended by then is given up. Longer than `latency_budget_s`, which is of predictions."""
+    abandon_after_s: float = 120.0
+    """A move that has not ended by then is given up. Longer than the workers' own limit, so that their reason is heard
+    where they have one."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.abandon_after_s) and self.abandon_after_s > 0):

@@ -13,8 +13,6 @@ from migrate.prediction import Prediction
 HISTORY_ENTRIES: Final = 512
 """Ended orders that are remembered. So many end within no cool-down."""
 
-KINDS: Final = ("layers", "heads")
-
 
 class Cause(StrEnum):
     """Who wanted a move."""
@@ -111,5 +109,5 @@ class MoveHistory:
 
 
 def kind_of(move: Move) -> str:
-    """One of `KINDS`."""
+    """layers or heads."""
     return "layers" if isinstance(move, LayerMove) else "heads"

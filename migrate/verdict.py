@@ -24,6 +24,7 @@ class Reason(StrEnum):
     UNKNOWN_WORKER = "unknown worker"
     ONE_KV_HEAD = "one KV head"
     INVALID = "invalid"
+    UNABLE = "workers cannot"
     IN_FLIGHT = "in flight"
     BUSY = "busy"
     COOLING = "cooling down"
@@ -56,6 +57,23 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Abilities:
+    """Which moves the workers can make."""
+
+    heads: bool = True
+    onward: bool = True
+    """From one host to another."""
+
+    def objection(self, move: Move) -> str | None:
+        """Why they cannot make `move`, and what to do; None where they can."""
+        if isinstance(move, HeadMove) and not self.heads:
+            return "workers move whole layers only; move layers"
+        if move.instance not in (move.source, move.destination) and not self.onward:
+            return "workers move what is hosted to its home only; move it there first"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """All that a plan is made from, beside the settings."""
 
@@ -67,12 +85,13 @@ class Situation:
     now_s: float = 0.0
     busy: Mapping[str, str] = field(default_factory=dict)
     """Workers whose instance is being moved or repaired, whoever wanted that; with what it is, in words."""
+    abilities: Abilities = Abilities()
 
 
 def judge_order(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
     """Whether `move` can be made at all: what a person who orders it is told. Whether it pays is not asked."""
     fleet = situation.fleet
-    problem = _unknown(fleet, move) or _in_the_way(situation, move) or _impossible(fleet, move)
+    problem = _unknown(fleet, move) or _in_the_way(situation, move) or _impossible(situation, move)
     if problem is not None:
         return Verdict(move, *problem, prediction=None)
     predicted = predict(fleet, move, settings)
@@ -148,10 +167,12 @@ def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
     return None
 
 
-def _impossible(fleet: Fleet, move: Move) -> tuple[Reason, str] | None:
+def _impossible(situation: Situation, move: Move) -> tuple[Reason, str] | None:
+    fleet = situation.fleet
     try:
         move.after(fleet.placements[move.instance])
     except ValueError as error:
         one_head = isinstance(move, HeadMove) and fleet.model.sizes.num_kv_heads == 1
         return Reason.ONE_KV_HEAD if one_head else Reason.INVALID, str(error)
-    return None
+    objection = situation.abilities.objection(move)
+    return None if objection is None else (Reason.UNABLE, objection)

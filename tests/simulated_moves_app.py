@@ -19,6 +19,7 @@ from app.moves_desk import MoveOrder, MovesDesk
 from app.openai_errors import ApiError, from_http_status
 from app.request_parsing import parse_request
 from migrate.controller_settings import ControllerSettings
+from migrate.verdict import Abilities
 from tests.actors.moves.simulated_cell import SimulatedCell
 
 
@@ -75,7 +76,7 @@ class MovesApp:
 def moves_app(cell: SimulatedCell, settings: ControllerSettings, mode: str = "balanced") -> Iterator[MovesApp]:
     """Serves until the end of the block. In another mode than balanced there is no controller."""
     loop = asyncio.new_event_loop()
-    controller = ControllerLoop(cell, settings, clock=cell.clock)
+    controller = ControllerLoop(cell, settings, abilities=Abilities(), clock=cell.clock)
     desk = MovesDesk(Handle(controller) if mode == "balanced" else None, mode)
 
     class Handler(BaseHTTPRequestHandler):

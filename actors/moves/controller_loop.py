@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Protocol
 
@@ -19,10 +19,11 @@ from migrate.controller_metrics import controller_readings
 from migrate.controller_settings import ControllerSettings
 from migrate.controller_view import Json, entry_view, move_from, plan_view, status_view, verdict_view
 from migrate.fleet import Fleet
-from migrate.move_history import KINDS, Entry, Happened, Order
+from migrate.move_history import Entry, Happened, Order
 from migrate.moves import Move
 from migrate.observer import Observer
 from migrate.placement import Placement
+from migrate.verdict import Abilities
 from migrate.worker_reading import WorkerReading
 
 logger = logging.getLogger("ray.serve")
@@ -80,11 +81,11 @@ class ControllerLoop:
         cell: Cell,
         settings: ControllerSettings,
         *,
-        kinds: Collection[str] = KINDS,
+        abilities: Abilities,
         on_turn: Callable[[Readings], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.controller = Controller(settings, kinds)
+        self.controller = Controller(settings, abilities)
         self._cell = cell
         self._on_turn = on_turn
         self._clock = clock

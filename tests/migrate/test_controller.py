@@ -17,7 +17,7 @@ from migrate.controller_settings import ControllerSettings
 from migrate.move_history import Cause, Entry, MoveHistory, Order, Outcome, kind_of
 from migrate.move_settings import MoveSettings
 from migrate.moves import HeadMove, LayerMove, Move
-from migrate.verdict import Reason
+from migrate.verdict import Abilities, Reason
 from migrate.worker_figures import WorkerFigures
 from tests.migrate.fleets import model, worker
 from tests.migrate.simulated_fleet import Fate, SimulatedFleet
@@ -57,6 +57,7 @@ class Loop:
         ends = [end for move in (*taken, *(o.move for o in orders)) for end in (move.source, move.destination)]
         assert len(ends) == len(set(ends))
         for order in orders:
+            assert self.controller.abilities.objection(order.move) is None
             # Does not raise: it fits what the workers said.
             order.move.after(seen.fleet.placements[order.move.instance])
             refusal = self.fleet.begin(order, self.now_s)
@@ -71,7 +72,7 @@ class Loop:
 
     def restart(self) -> None:
         """The controller is a new one. Nobody is told any more how the moves end that are under way."""
-        self.controller, self.ordered = Controller(self.controller.settings), []
+        self.controller, self.ordered = Controller(self.controller.settings, self.controller.abilities), []
 
     def see(self) -> Observation:
         return self.fleet.observe(self.now_s)
@@ -227,17 +228,16 @@ def test_a_worker_that_is_at_something_of_its_own_is_left_alone() -> None:
         loop.controller.order(LayerMove("a", 3, 1, "a", "b"), seen, loop.now_s)
 
 
-def test_kinds_that_workers_cannot_move_are_neither_begun_nor_taken() -> None:
+def test_what_workers_cannot_do_is_neither_begun_nor_taken() -> None:
     # A narrow gap: 0.6 and 0.4. Heads would close it.
-    fleet = SimulatedFleet(
-        model(attention=0.5), always(a={"prefill_tokens_per_s": 150.0}, b={"prefill_tokens_per_s": 100.0})
-    )
-    loop = Loop(fleet, Controller(SETTINGS, kinds=["layers"]))
+    loads = always(a={"prefill_tokens_per_s": 150.0}, b={"prefill_tokens_per_s": 100.0})
+    loop = Loop(SimulatedFleet(model(attention=0.5), loads), Controller(SETTINGS, Abilities(heads=False)))
     assert loop.turn() == []
     assert loop.controller.latest is not None
-    (move,) = loop.controller.latest.moves
+    assert {verdict.reason for verdict in loop.controller.latest.verdicts} == {Reason.UNABLE}
+    (move,) = Loop(SimulatedFleet(model(attention=0.5), loads)).turn()
     assert isinstance(move, HeadMove)
-    with pytest.raises(MoveRefusedError, match="heads cannot be moved yet; order a move of layers"):
+    with pytest.raises(MoveRefusedError, match="workers move whole layers only; move layers"):
         loop.controller.order(move, loop.see(), loop.now_s)
 
 
@@ -324,7 +324,8 @@ def loops(draw: st.DrawFn) -> Loop:
     )
     memory = draw(st.sampled_from([0.0, 0.5]))
     planner = replace(PLANNER, compute_weight=1 - memory, memory_weight=memory)
-    return Loop(fleet, Controller(replace(SETTINGS, planner=planner)))
+    abilities = Abilities(heads=draw(st.booleans()), onward=draw(st.booleans()))
+    return Loop(fleet, Controller(replace(SETTINGS, planner=planner), abilities))
 
 
 @settings(max_examples=25, deadline=None)

@@ -16,6 +16,7 @@ from migrate.controller_settings import ControllerSettings
 from migrate.controller_view import move_from
 from migrate.move_settings import MoveSettings
 from migrate.moves import HeadMove, LayerMove
+from migrate.verdict import Abilities
 from migrate.worker_figures import WorkerFigures
 from tests.actors.moves.simulated_cell import SimulatedCell
 from tests.migrate.fleets import model, worker
@@ -39,7 +40,11 @@ class World:
     @classmethod
     def of(cls, traffic: Callable[[float], Mapping[str, WorkerFigures]]) -> World:
         cell, exported = SimulatedCell(SimulatedFleet(model(switch_s=0.5), traffic)), list[Readings]()
-        return cls(cell, ControllerLoop(cell, SETTINGS, on_turn=exported.append, clock=cell.clock), exported)
+        return cls(
+            cell,
+            ControllerLoop(cell, SETTINGS, abilities=Abilities(), on_turn=exported.append, clock=cell.clock),
+            exported,
+        )
 
     async def turns(self, count: int) -> None:
         for _ in range(count):
