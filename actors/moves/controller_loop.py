@@ -95,7 +95,7 @@ class ControllerLoop:
         self._blind = "the controller has just started; wait for a period"
         self._moving: dict[int, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._has_settings = asyncio.Event()
 
     def start(self) -> None:
         """Begins to look and to plan."""
@@ -118,7 +118,7 @@ class ControllerLoop:
     def use_settings(self, settings: ControllerSettings) -> None:
         """From now on. What is under way goes on."""
         self.controller.settings = settings
-        self._hurry.set()
+        self._has_settings.set()
 
     async def turn(self) -> None:
         """One period's work: what took too long is given up, the workers are asked, and what is planned is begun."""
@@ -139,8 +139,7 @@ class ControllerLoop:
             self._blind, self._seen = seen, None
         else:
             self._seen = _with_states(seen, states, asked_s)
-            for order in self.controller.plan(self._seen, self._clock()):
-                self._carry_out(order)
+            self._carry_out(self.controller.plan(self._seen, self._clock()))
         self._on_turn(controller_readings(self.controller, self._seen))
 
     async def status(self) -> Json:
@@ -178,23 +177,27 @@ class ControllerLoop:
             return {"unavailable": str(error)}
         except MoveRefusedError as error:
             return {"refused": verdict_view(error.verdict)}
-        self._carry_out(order)
+        self._carry_out([order])
         return {"order": entry_view(Entry(order), self._clock())}
 
     async def home(self) -> Json:
         """Everything is sent home, piece by piece; `status` tells when that is done."""
         self.controller.bring_home()
-        self._hurry.set()
+        # What cannot begin at once has its turn in the periods to come.
+        with contextlib.suppress(_NothingSeenError):
+            self._carry_out(self.controller.plan(await self._look_again(), self._clock()))
         return {"bringing_home": True}
 
     async def _run(self) -> None:
         while True:
-            self._hurry.clear()
-            until_s = self._clock() + self.controller.settings.planner.period_s
+            begun_s = self._clock()
             await self.turn()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, until_s - self._clock())):
-                    await self._hurry.wait()
+            while (left_s := begun_s + self.controller.settings.planner.period_s - self._clock()) > 0:
+                self._has_settings.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._has_settings.wait()
+            await asyncio.sleep(0)  # a turn that took a period is no reason to keep others from theirs
 
     async def _look_again(self) -> Observation:
         """The last period's traffic over placements as they are now."""
@@ -207,9 +210,10 @@ class ControllerLoop:
             raise _NothingSeenError(f"the workers cannot be seen: {_text_of(error)}") from error
         return _with_states(self._seen, self._states, asked_s)
 
-    def _carry_out(self, order: Order) -> None:
-        logger.info("order %d (%s): %s: %s", order.order_id, order.cause, order.move, order.why)
-        self._moving[order.order_id] = asyncio.create_task(self._see_through(order))
+    def _carry_out(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            logger.info("order %d (%s): %s: %s", order.order_id, order.cause, order.move, order.why)
+            self._moving[order.order_id] = asyncio.create_task(self._see_through(order))
 
     async def _see_through(self, order: Order) -> None:
         """Cancelled, it has no end of its own: whether the workers have stopped is not known then."""

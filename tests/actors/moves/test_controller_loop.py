@@ -193,8 +193,11 @@ async def _runs_by_itself() -> None:
     while not world.exported:
         await asyncio.sleep(0)
     world.cell.advance(1.0)
-    # A period of an hour is over at once when there is something new to think of.
+    # A period of an hour is over at once when it is one of a second now.
     world.loop.use_settings(SETTINGS.changed({"period_s": 1800.0}))
+    await asyncio.sleep(0.01)
+    assert len(world.exported) == 1
+    world.loop.use_settings(SETTINGS.changed({"period_s": 1.0}))
     while len(world.exported) < 2 or not world.cell.waiting:
         await asyncio.sleep(0)
     assert world.loop.failure is None
