@@ -138,6 +138,14 @@ class Engine:
         return self._in_flight.is_oldest_over
 
     @property
+    def layer_steps(self) -> list[int]:
+        """[layer] steps of this instance for which the layer was run here."""
+        return [
+            self._in_flight.whole_steps + self._in_flight.layer_steps[layer]
+            for layer in range(self.loaded.spec.num_layers)
+        ]
+
+    @property
     def num_live_requests(self) -> int:
         """Requests not finished yet, finished ones whose KV waits for its export, and early exports."""
         return len(self._answers.sequences) + len(self.scheduler.exports) + len(self.early_exports)
@@ -312,6 +320,10 @@ class Engine:
         self._placement_version = placement.version
         self.scheduler.max_steps_in_flight = 1 if placement.is_home else self.config.max_steps_in_flight
 
+    def lose(self, worker: str, reason: str) -> None:
+        """What another worker has of this instance is not to be relied on: no step begins before `recompute_lost`."""
+        self.failure = self.failure or StageFailure(worker, -1, reason)
+
     def recompute_lost(self, *, all_content: bool) -> None:
         """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and
         steps may begin. Nobody finds what is in their blocks.
@@ -337,6 +349,16 @@ class Engine:
                 self._answers.return_to_fetching(sequence)
         failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
         return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
+
+    def fail_longer_than(self, num_tokens: int, reason: str) -> StepResult:
+        """Ends requests that may grow beyond `num_tokens`, for which there will be no room. Those that are fetching
+        stay, because their blocks are written to; they may be ended when that is over."""
+        too_long = [
+            s
+            for s in self._answers.sequences.values()
+            if s.status is not Status.FETCHING and s.num_prompt_tokens + s.request.sampling.max_tokens > num_tokens
+        ]
+        return StepResult([self._answers.fail(sequence, reason) for sequence in too_long])
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
@@ -364,11 +386,12 @@ class Engine:
         """
         return self.grants.depart(lanes, layers)
 
-    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = ()) -> Grant:
+    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = (), *, in_need: bool = False) -> Grant:
         """Makes room for lanes and weights that are to come home. The pool shrinks to what all lanes, those that come
         included, can hold. `grants.returning` has them, for copies into it; meanwhile they are run where they are.
+        `in_need`: they have nowhere else to be, and the pool may become smaller than `grants.promised_blocks`.
         Raises GrantRefusedError, with nothing changed."""
-        return self.grants.begin_return(lanes, layers)
+        return self.grants.begin_return(lanes, layers, in_need=in_need)
 
     def lanes_returned(self) -> int:
         """What `lanes_returning` made room for has been copied and is at home. Returns by how many blocks the pool

@@ -8,6 +8,7 @@ goes wrong is an answer that says so, never an exception: the host's own request
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -44,6 +45,8 @@ class HostedInstance:
         """Layers whose weights it was granted here."""
         self.version: int | None = None
         self.dirty_blocks = DirtyBlocks()
+        self.layer_steps: Counter[int] = Counter()
+        """By layer: steps for which it was run here."""
         self._loaded = loaded
         # A backend of its own: it keeps what belongs to a step, and so does the engine's.
         self._backend = choose_backend(loaded.backend_name, device, layout.block_tokens, layout.dtype, layout.head_dim)
@@ -67,9 +70,10 @@ class HostedInstance:
 
     def use_version(self, version: int) -> None:
         """The placement has this version from now on: work that carries another one is refused. To be called when
-        everything that was copied here is in place, and for every later placement that leaves something here."""
-        if self.version is not None and version <= self.version:
-            raise ValueError(f"the placement has version {self.version} already; {version} is not above it")
+        everything that was copied here is in place, and for every later placement that leaves something here. The same
+        one again is that of a placement which took the place of one that was given up."""
+        if self.version is not None and version < self.version:
+            raise ValueError(f"the placement has version {self.version} already; {version} is below it")
         self.version = version
 
     def move_blocks(self, moves: Mapping[int, int]) -> None:
@@ -104,6 +108,7 @@ class HostedInstance:
             batch = self._prepare(work, work.layers)
             try:
                 hidden = self._model.run_layers(work.hidden.to(self._device), work.layers, batch)
+                self.layer_steps.update(work.layers)
             finally:
                 self._loaded.copies.computed()
             return StageDone(work.instance, work.version, work.step_id, hidden.cpu().contiguous())
