@@ -12,6 +12,7 @@ from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine_thread import EngineThread
 from actors.moves.host import MoveHost
+from actors.moves.instance_home import InstanceHome
 from actors.moves.stage_links import StageLinks
 from migrate.links.calls import LinkCalls
 from migrate.links.memory_network import MemoryNetwork
@@ -33,6 +34,10 @@ class LinkedWorker:
         self.host = MoveHost(self.thread)
         self.calls = LinkCalls(name, network.connector(name), self.host.serve, lambda *_: None)
         self.stages = StageLinks(self.calls, TIMEOUT_S)
+        self.lost: list[str] = []
+        self.home = InstanceHome(
+            self.thread, self.calls, self.stages, self.at_home, TIMEOUT_S, lambda host, _: self.lost.append(host)
+        )
 
     @property
     def at_home(self) -> Placement:
