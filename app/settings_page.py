@@ -58,8 +58,9 @@ _RULES = """## What goes together
 - `engine.max_batch_tokens` is at least `engine.max_running_requests`: each running request takes one token a step.
 - `engine.attention: flash` needs a CUDA device, and `block_tokens` in multiples of 256 where it is given.
 - `engine.device: cuda` needs `num_gpus` above 0 for the role; with `num_gpus: 0` a worker stays on the CPU.
-- In mode `static`, prefill and decode workers have the same `dtype`, `block_tokens` and `max_context_tokens`, since one
-  reads what the other wrote. Where their device or attention differs, `engine.block_tokens` must be given."""
+- In modes `static` and `balanced`, prefill and decode workers have the same `dtype`, `block_tokens` and
+  `max_context_tokens`, since one reads what the other wrote. Where their device or attention differs,
+  `engine.block_tokens` must be given."""
 
 _VARIABLES: tuple[tuple[str, str], ...] = (
     (

@@ -147,7 +147,7 @@ def test_an_unknown_key_is_found_at_every_level(full: dict[str, Any], keys: tupl
         (_put("http_options", "prot"), "http_options.prot"),
         (_put("http_options", "port", value="x"), "http_options.port"),
         (_put(*_APP, "args", "engin"), "args: engin: unknown key"),
-        (_put(*_APP, "args", "mode", value="balanced"), "'balanced' is not available yet"),
+        (_put(*_APP, "args", "mode", value="balance"), "'monolithic' or 'balanced'"),
         (_put(*_APP, "import_path", value="other:build"), "(given: 'other:build')"),
         (lambda content: content.pop("applications"), "applications"),
     ],
