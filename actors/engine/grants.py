@@ -6,6 +6,7 @@ away (design decisions D2 and D4). They are made in the engine's thread, between
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,9 +50,13 @@ class Grant:
 
 
 class Grants:
-    """See the module. `instances` has the hosted ones by the id of their home."""
+    """See the module. `instances` has the hosted ones by the id of their home.
+
+    Another thread may attend with hosted heads meanwhile: whatever changes where these lie holds `lock`.
+    """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, early_exports: EarlyExports) -> None:
+        self.lock = threading.RLock()
         self.instances: dict[str, HostedInstance] = {}
         self.returning: HostedInstance | None = None
         """Own lanes and layers that have memory here again, while another worker runs them still."""
@@ -138,12 +143,13 @@ class Grants:
             raise ValueError(f"instance {instance!r} has not all of lanes {sorted(gone)}, layers {sorted(layers)} here")
         if bare := hosted.layers - set(layers) - {layer for layer, _ in hosted.lanes.lanes - gone}:
             raise ValueError(f"layers {sorted(bare)} would be left without a lane: release them too")
-        hosted.lanes.remove(gone)
-        for layer in layers:
-            self._loaded.layer_memory.release(layer, instance)
-            hosted.layers.discard(layer)
-        if not hosted.lanes.lanes and not hosted.layers:
-            del self.instances[instance]
+        with self.lock:
+            hosted.lanes.remove(gone)
+            for layer in layers:
+                self._loaded.layer_memory.release(layer, instance)
+                hosted.layers.discard(layer)
+            if not hosted.lanes.lanes and not hosted.layers:
+                del self.instances[instance]
         self._loaded.lanes.deal()
         return self._grow_pool()
 
@@ -151,7 +157,8 @@ class Grants:
         """The own pool has so many blocks at most from now on, if `limit_blocks` keeps it there. Returns own live
         blocks and what they have become: see `Grant.moved_blocks`. Raises GrantRefusedError, with nothing changed."""
         room = self._own.plan(0, [], self._foreign_tables(), num_blocks)
-        self._own.make(room, self._foreign_tables())
+        with self.lock:
+            self._own.make(room, self._foreign_tables())
         return room.block_moves
 
     @property
@@ -200,7 +207,7 @@ class Grants:
         own, slab_pages = self._loaded.lanes, self._loaded.arena.slab_pages
         if own.lanes & set(lanes) or self._loaded.model.layers.keys() & set(layers):
             raise GrantRefusedError("some of these lanes and layers are at home")
-        hosted = HostedInstance(OWN_INSTANCE, self._loaded)
+        hosted = HostedInstance(OWN_INSTANCE, self._loaded, self.lock)
         self._check_modules(hosted, lanes, layers)
         each = self._slabs_after_return(lanes, layers)
         least = 1 if in_need else -(-self.promised_blocks // slab_pages)
@@ -289,7 +296,7 @@ class Grants:
 
     def _known(self, instance: str) -> HostedInstance:
         """What an instance has here, if anything."""
-        return self.instances.get(instance) or HostedInstance(instance, self._loaded)
+        return self.instances.get(instance) or HostedInstance(instance, self._loaded, self.lock)
 
     def _plan(self, hosted: HostedInstance, lanes: Collection[Lane], layers: Collection[int], num_blocks: int) -> Room:
         memory, is_return = self._loaded.layer_memory, hosted.instance == OWN_INSTANCE
@@ -311,9 +318,10 @@ class Grants:
     ) -> Grant:
         memory, before = self._loaded.layer_memory, self._blocks.num_blocks
         room = self._plan(hosted, lanes, layers, num_blocks)
-        self._own.make(room, self._foreign_tables())
-        hosted.lanes.cut(num_blocks)
-        hosted.lanes.add(lanes, num_blocks)
+        with self.lock:
+            self._own.make(room, self._foreign_tables())
+            hosted.lanes.cut(num_blocks)
+            hosted.lanes.add(lanes, num_blocks)
         for layer in layers:
             memory.hold(layer, hosted.instance)
             hosted.layers.add(layer)

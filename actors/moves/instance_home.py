@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from actors.engine.engine import Engine
+from actors.engine.head_work import RemoteHeads
 from actors.engine.lane_table import Lane
 from actors.engine.stage_work import RemoteStages
 from actors.engine_thread import EngineThread
@@ -29,6 +30,7 @@ class InstanceHome:
     Args:
         placement: where everything lies now.
         remote: the way to layers elsewhere.
+        heads: the way to heads elsewhere.
         timeout_s: a question that is not answered by then has failed.
         on_lost: told of a host whose KV of this instance is not to be relied on any more, with the reason. No step
             begins until somebody has repaired that.
@@ -39,6 +41,7 @@ class InstanceHome:
         thread: EngineThread,
         calls: LinkCalls,
         remote: RemoteStages,
+        heads: RemoteHeads,
         placement: Placement,
         timeout_s: float,
         on_lost: Callable[[str, str], None],
@@ -46,6 +49,7 @@ class InstanceHome:
         self.placement = placement
         """Set in the engine's thread, in the call that makes it true there."""
         self.remote = remote
+        self.heads = heads
         self.lock = asyncio.Lock()
         """Held while something moves: one thing at a time."""
         self.under_way: str | None = None
@@ -94,23 +98,7 @@ class InstanceHome:
             raise
 
     async def switch(self, after: Placement, function: Callable[[Engine], None]) -> None:
-        """The instance lies as `after` says from now on, and so its hosts are told; `function` makes it so in the
-        engine. While steps are held. Raises QuestionFailedError, or what `function` raises: the placement is the old
-        one then, and those of its hosts that heard of another one are lost."""
-        told: list[str] = []
-        try:
-            for host in sorted(after.workers() - {after.home}):
-                told.append(host)
-                await self.ask(host, Kind.USE_VERSION, encode(version=after.version))
-            await self.adopt(after, function)
-        except BaseException:
-            if self.placement is not after:
-                for host in set(told).intersection(self.hosts):
-                    self.lose(host, f"it was told of version {after.version} of the placement, which was given up")
-            raise
-
-    async def adopt(self, after: Placement, function: Callable[[Engine], None]) -> None:
-        """`switch` without the hosts."""
+        """The instance lies as `after` says from now on; `function` makes it so in the engine. While steps are held."""
 
         def use(engine: Engine) -> None:
             function(engine)

@@ -1,4 +1,4 @@
-"""The home's side of a move of layers: copy while serving, hold the steps, copy what is new, switch, let go.
+"""The home's side of a move of layers or heads: copy while serving, hold the steps, copy what is new, switch, let go.
 
 Before the switch, which is one call in the engine's thread, nothing has changed for the instance: whatever goes wrong
 until then gives back what was taken, and the move was none.
@@ -32,7 +32,7 @@ from actors.moves.questions import (
     lanes_of,
 )
 from migrate.move_report import MoveFailedError, MoveReport
-from migrate.moves import LayerMove
+from migrate.moves import HeadMove, Move
 from migrate.placement import Placement
 
 _CHUNK_BYTES = 4 << 20
@@ -47,14 +47,14 @@ class _Tally:
 
 
 class LayerMoves:
-    """Moves layers of this worker's instance, one move at a time. Used from the worker's event loop."""
+    """Moves layers and heads of this worker's instance, one move at a time. Used from the worker's event loop."""
 
     def __init__(self, home: InstanceHome) -> None:
         self._home = home
         self.checksums: dict[int, bytes] = {}
         """Of the weights of each layer that has left."""
 
-    async def make(self, move: LayerMove) -> MoveReport:
+    async def make(self, move: Move) -> MoveReport:
         """Makes a move from home to another worker, or home again. The link between the two must be there. One that is
         cancelled was made or was none, as the placement says.
 
@@ -64,30 +64,33 @@ class LayerMoves:
         """
         async with self._home.busy(str(move)):
             after, started_s, tally = move.after(self._home.placement), time.monotonic(), _Tally()
-            home = self._home.placement.home
+            placement, lanes = self._home.placement, set(self._lanes(move))
+            home = placement.home
+            if away := sorted(lanes - set(placement.lanes_on(move.source))):
+                raise ValueError(f"{move}: KV of (layer, head) {away} is not on {move.source!r}; bring it there first")
             try:
                 if move.source == home:
                     await self._send(move, after, tally)
                 elif move.destination == home:
                     await self._fetch(move, after, tally)
                 else:
-                    raise ValueError(f"{move}: layers move from home or to it; bring them home first")
+                    raise ValueError(f"{move}: modules move from home or to it; bring them home first")
             except (QuestionFailedError, GrantRefusedError) as error:
                 raise MoveFailedError(f"{move}: {error}") from error
             pool_blocks = await self._home.engine(lambda engine: engine.blocks.num_blocks)
             duration_s = time.monotonic() - started_s
             return MoveReport(move, tally.weight_bytes, tally.kv_bytes, duration_s, tally.held_s, pool_blocks)
 
-    async def _send(self, move: LayerMove, after: Placement, tally: _Tally) -> None:
-        host, lanes = move.destination, lanes_of(move.layers, after.num_kv_heads)
+    async def _send(self, move: Move, after: Placement, tally: _Tally) -> None:
+        host, lanes, layers = move.destination, self._lanes(move), weights_of(move)
         limit = before = await self._home.engine(lambda engine: engine.grants.limits.get(host))
         try:
-            num_blocks = await self._agree_on_blocks(host, lanes, move.layers, tally)
+            num_blocks = await self._agree_on_blocks(host, lanes, layers, tally)
             fingerprint = await self._home.engine(lambda engine: engine.loaded.fingerprint)
-            request = GrantRequest(lanes, tuple(move.layers), num_blocks, fingerprint)
+            request = GrantRequest(lanes, layers, num_blocks, fingerprint)
             granted = Fields((await self._home.ask(host, Kind.GRANT, encode_grant(request))).meta)
             limit = None if before is None else num_blocks
-            for layer in move.layers:
+            for layer in layers:
                 await self._note_checksum(layer)
             for layer in granted.numbers("layers"):
                 await self._send_weights(host, layer, tally)
@@ -100,15 +103,17 @@ class LayerMoves:
                     lambda engine: _late_blocks(engine, early, engine.scheduler.dirty_blocks.since(point))
                 )
                 await self._send_pages(host, lanes, late, tally)
+                if host not in self._home.hosts:
+                    await self._home.ask(host, Kind.USE_VERSION, encode(version=after.version))
 
                 def switch(engine: Engine) -> None:
-                    engine.use_placement(after, self._home.remote)
-                    engine.lanes_departed(lanes, list(move.layers))
+                    engine.use_placement(after, self._home.remote, self._home.heads)
+                    engine.lanes_departed(lanes, layers)
 
                 await self._home.switch(after, switch)
         except BaseException:
             if self._home.placement is not after:
-                await self._home.give_back(host, lanes, move.layers)
+                await self._home.give_back(host, lanes, layers)
                 await self._home.engine_wholly(lambda engine: engine.grants.limit_blocks(host, limit))
             raise
 
@@ -130,13 +135,11 @@ class LayerMoves:
             await self._home.follow_moved_blocks(await self._home.engine_wholly(limit))
         return num_blocks
 
-    async def _fetch(self, move: LayerMove, after: Placement, tally: _Tally) -> None:
-        host, lanes = move.source, lanes_of(move.layers, after.num_kv_heads)
+    async def _fetch(self, move: Move, after: Placement, tally: _Tally) -> None:
+        host, lanes, layers = move.source, self._lanes(move), weights_of(move)
         try:
             async with self._steps_held(tally):
-                granted = await self._home.engine_wholly(
-                    lambda engine: engine.lanes_returning(lanes, list(move.layers))
-                )
+                granted = await self._home.engine_wholly(lambda engine: engine.lanes_returning(lanes, layers))
                 await self._home.follow_moved_blocks(granted.moved_blocks)
             for layer in granted.layers_to_copy:
                 await self._fetch_weights(host, layer, tally)
@@ -151,7 +154,7 @@ class LayerMoves:
 
                 def switch(engine: Engine) -> None:
                     engine.lanes_returned()
-                    engine.use_placement(after, None if after.is_home else self._home.remote)
+                    engine.use_placement(after, self._home.remote, self._home.heads)
                     if host not in after.workers():
                         engine.grants.limit_blocks(host, None)
 
@@ -160,7 +163,12 @@ class LayerMoves:
             if self._home.placement is not after:
                 await self._home.engine_wholly(_abandon_return)
             raise
-        await self._home.give_back(host, lanes, move.layers)
+        await self._home.give_back(host, lanes, layers)
+
+    def _lanes(self, move: Move) -> tuple[Lane, ...]:
+        if isinstance(move, HeadMove):
+            return tuple((layer, head) for layer in move.layers for head in move.heads)
+        return lanes_of(move.layers, self._home.placement.num_kv_heads)
 
     async def _note_checksum(self, layer: int) -> None:
         memory = await self._home.engine(lambda engine: engine.loaded.layer_memory)
@@ -226,6 +234,11 @@ def _blocks_wanted(engine: Engine, host: str, lanes: tuple[Lane, ...], layers: S
 def _abandon_return(engine: Engine) -> None:
     if engine.grants.returning is not None:
         engine.grants.abandon_return()
+
+
+def weights_of(move: Move) -> tuple[int, ...]:
+    """Layers whose weights move too."""
+    return () if isinstance(move, HeadMove) else tuple(move.layers)
 
 
 def _late_blocks(engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:

@@ -31,7 +31,9 @@ class Kind(enum.IntEnum):
     MOVE_BLOCKS = 9
     DIRTY_POINT = 10
     DIRTY_SINCE = 11
-    OFFER = 12
+    HEADS = 12
+    """Attention of heads: `actors.engine.head_work`."""
+    OFFER = 13
     """How many blocks a GRANT could be of."""
 
 

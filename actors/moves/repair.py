@@ -1,4 +1,4 @@
-"""Layers come home from a host that is lost: it died, its link did, or it could not do what it was asked for.
+"""Layers and heads come home from a host that is lost: it died, its link did, or it could not do what it was asked for.
 
 Their KV is gone, so requests are computed anew from their tokens; their weights are read from the model's folder. The
 pool shrinks to what all layers at home leave room for, and requests that do not fit into it end with an error. No step
@@ -20,10 +20,7 @@ from actors.engine.loading import read_packed_layer
 from actors.engine.module_transfer import write_weights
 from actors.engine.room import GrantRefusedError
 from actors.engine_thread import EngineStoppedError
-from actors.moves.instance_home import InstanceHome, QuestionFailedError
-from actors.moves.questions import Kind, encode, lanes_of
-from migrate.moves import LayerMove
-from migrate.placement import Placement
+from actors.moves.instance_home import InstanceHome
 
 _ROOM_LIMIT_S = 60.0
 """Exports and fetches that lie where room is needed end within that, by their own time limits."""
@@ -51,7 +48,7 @@ class Repairs:
         on_failure: Callable[[str], None],
     ) -> None:
         self.count = 0
-        """Hosts whose layers were taken home."""
+        """Hosts whose layers and heads were taken home."""
         self._home = home
         self._folder = folder
         self._checksums = checksums
@@ -73,50 +70,44 @@ class Repairs:
 
     async def _repair_all(self) -> None:
         try:
-            async with self._home.busy("taking layers home from a lost host"):
+            async with self._home.busy("taking modules home from a lost host"):
                 repaired: set[str] = set()
                 async with self._home.steps_held():
                     while self._lost:
-                        lost = dict(self._lost)
-                        if await self._repair(lost):
-                            repaired |= lost.keys()
-                            self._lost = {host: reason for host, reason in self._lost.items() if host not in lost}
+                        lost, self._lost = self._lost, {}
+                        await self._repair(lost)
+                        repaired |= lost.keys()
                 for host in repaired:  # which may live, and then is to hear of it
                     await self._home.give_back(host, (), ())
         except EngineStoppedError:
             return  # the worker ends
-        except Exception as error:  # whatever it is: without its layers the instance serves nobody
-            logger.exception("layers could not be taken home")
-            self._on_failure(f"layers could not be taken home: {type(error).__name__}: {error}")
+        except Exception as error:  # whatever it is: without its modules the instance serves nobody
+            logger.exception("modules could not be taken home")
+            self._on_failure(f"modules could not be taken home: {type(error).__name__}: {error}")
 
-    async def _repair(self, lost: Mapping[str, str]) -> bool:
-        """Whether it is done; False when it turned out meanwhile that more are lost."""
-        after, layers = self._home.placement, list[int]()
-        for host, reason in lost.items():
-            run = after.layers_on(host)
-            if run:
-                logger.warning("worker %s is lost (%s); its layers %s come home", host, reason, list(run))
-                after = LayerMove(after.home, run[0], len(run), host, after.home).after(after)
-                layers += run
-        if not layers:
+    async def _repair(self, lost: Mapping[str, str]) -> None:
+        placement = self._home.placement
+        hosts = sorted(placement.workers() & lost.keys())
+        if not hosts:
             await self._home.engine(_void_after_failure)
-            return True
-        granted = await self._make_room(lanes_of(layers, after.num_kv_heads), layers)
+            return
+        for host in hosts:
+            logger.warning("worker %s is lost, and what it has comes home: %s", host, lost[host])
+        lanes = [lane for host in hosts for lane in placement.lanes_on(host)]
+        layers = [layer for host in hosts for layer in placement.layers_on(host)]
+        granted = await self._make_room(lanes, layers)
         for layer in granted.layers_to_copy:
             await self._read_weights(layer)
-        if not await self._tell(after):
-            await self._home.engine(lambda engine: engine.grants.abandon_return())
-            return False
+        after = placement.with_all_home_from(hosts)
 
         def switch(engine: Engine) -> None:
             engine.lanes_returned()
-            engine.use_placement(after, None if after.is_home else self._home.remote)
-            for host in lost:
+            engine.use_placement(after, self._home.remote, self._home.heads)
+            for host in hosts:
                 engine.grants.limit_blocks(host, None)
 
-        await self._home.adopt(after, switch)
-        self.count += len(lost)
-        return True
+        await self._home.switch(after, switch)
+        self.count += len(hosts)
 
     async def _make_room(self, lanes: Sequence[Lane], layers: Sequence[int]) -> Grant:
         until_s = time.monotonic() + _ROOM_LIMIT_S
@@ -137,19 +128,9 @@ class Repairs:
         data = await asyncio.to_thread(read_packed_layer, self._folder, spec, dtype, layer)
         await self._home.engine(lambda _: write_weights(memory, layer, data, self._checksums[layer]))
 
-    async def _tell(self, after: Placement) -> bool:
-        """Whether all hosts that stay have heard of the new placement. The others are lost too."""
-        before = len(self._lost)
-        for host in sorted(after.workers() - {after.home}):
-            try:
-                await self._home.ask(host, Kind.USE_VERSION, encode(version=after.version))
-            except QuestionFailedError as error:
-                self._lost.setdefault(host, str(error))
-        return len(self._lost) == before
-
 
 def _void_after_failure(engine: Engine) -> None:
-    """The layers came home, but not before a step was lost."""
+    """The modules came home, but not before a step was lost."""
     if engine.failure is not None:
         engine.recompute_lost(all_content=True)
 

@@ -16,6 +16,7 @@ from actors.engine.engine import Engine, StepResult
 from actors.engine.steps_in_flight import StageFailure
 from actors.engine_thread import EngineStoppedError, EngineThread
 from actors.moves.granting import Granting
+from actors.moves.head_links import HeadLinks
 from actors.moves.host import MoveHost
 from actors.moves.instance_home import InstanceHome
 from actors.moves.layer_moves import LayerMoves
@@ -26,7 +27,7 @@ from actors.worker_settings import MoveLimits
 from migrate.links.calls import LinkCalls, Question
 from migrate.links.switchboard import Connector
 from migrate.move_report import MoveFailedError, MoveReport
-from migrate.moves import LayerMove, Move
+from migrate.moves import Move
 from migrate.placement import Placement
 from migrate.placement_state import HostedPart, LinkState, PlacementState
 
@@ -69,6 +70,7 @@ class WorkerMoves:
             thread,
             self._calls,
             StageLinks(self._calls, limits.answer_timeout_s),
+            HeadLinks(self._calls, limits.answer_timeout_s),
             Placement.at_home(worker, spec.num_layers, spec.num_kv_heads),
             limits.answer_timeout_s,
             lambda host, reason: self._repairs.begin(host, reason),
@@ -102,8 +104,6 @@ class WorkerMoves:
 
     async def move(self, move: Move) -> MoveReport:
         """Makes a move of this worker's instance. Raises MoveFailedError."""
-        if not isinstance(move, LayerMove):
-            raise MoveFailedError(f"{move}: attention heads do not move in a running application yet; move layers")
         if self._home.lock.locked():
             raise MoveFailedError(f"{move}: the instance is busy with another thing: {self._home.under_way}")
         try:
@@ -159,8 +159,9 @@ class WorkerMoves:
         return await self._home.engine(read)
 
     def close(self) -> None:
-        """Ends all links: peers take their layers home, and let go of this worker's. Waits for their threads."""
+        """Ends all links: peers take their modules home, and let go of this worker's. Waits for their threads."""
         self._calls.close(_CLOSE_WAIT_S)
+        self._host.close()
 
     def _serve(self, question: Question) -> None:
         """From a thread of a link."""

@@ -275,8 +275,8 @@ def test_what_cannot_be_is_refused_with_the_reason(family_folder: FolderOf, netw
             with pytest.raises(MoveFailedError, match="has no link to 'host'"):
                 await home.move(1, 1, home, host)
             await join(home, host)
-            with pytest.raises(MoveFailedError, match="heads do not move"):
-                await home.moves.move(HeadMove("home", (1,), (0,), "home", "host"))
+            with pytest.raises(MoveFailedError, match="no lane there"):
+                await home.moves.move(HeadMove("home", (1,), (0, 1), "home", "host"))
             with pytest.raises(MoveFailedError, match="no layer of 'home' would be left at home"):
                 await home.move(0, 3, home, host)
             network.faults("home", "host").hold()
@@ -301,5 +301,51 @@ def test_a_host_whose_home_has_left_lets_go(family_folder: FolderOf, network: Me
             host.moves.unlink("home")
             assert memory_of(await host.state()) == before
             assert (await host.state()).links == {}
+
+    asyncio.run(run())
+
+
+def test_heads_of_a_lost_host_come_home_too(family_folder: FolderOf, network: MemoryNetwork) -> None:
+    """A layer and heads of another one lie there; the weights of the latter are at home all along."""
+    folder = family_folder("llama")
+
+    async def run() -> None:
+        async with moving_workers(["home", "host"], folder, network) as (home, host):
+            await join(home, host)
+            before = memory_of(await home.state()), memory_of(await host.state())
+            await home.move(2, 1, home, host)
+            await home.moves.move(HeadMove("home", (0, 1), (1,), "home", "host"))
+            await home.start(PROMPTS, greedy(40))
+            await home.tokens_more(10)
+            assert (await home.state()).placement.lanes_on("host") == ((0, 1), (1, 1), (2, 0), (2, 1))
+            network.faults("home", "host").die_after(20)
+            assert_greedy(load_reference(folder), PROMPTS, await home.answers())
+            state = await home.state_when(lambda state: state.repairs == 1 and state.under_way is None)
+            there = await host.state_when(lambda state: not state.hosted)
+            assert state.placement.is_home
+            assert (memory_of(state), memory_of(there)) == before
+
+    asyncio.run(run())
+
+
+def test_two_attend_for_each_other(family_folder: FolderOf, network: MemoryNetwork) -> None:
+    """The second grant comes to one whose own heads are away, and whose steps wait for the other one's."""
+    folder = family_folder("llama")
+
+    async def run() -> None:
+        async with moving_workers(["a", "b"], folder, network, max_context_tokens=320) as (a, b):
+            await join(a, b)
+            for worker in (a, b):
+                await worker.start(PROMPTS, greedy(40))
+            for home, host in ((a, b), (b, a)):
+                await home.tokens_more(5)
+                await home.moves.move(HeadMove(home.name, (0, 2), (0,), home.name, host.name))
+            for home, host in ((b, a), (a, b)):
+                await home.tokens_more(5)
+                await home.moves.move(HeadMove(home.name, (0, 2), (0,), host.name, home.name))
+            for worker in (a, b):
+                assert_greedy(load_reference(folder), PROMPTS, await worker.answers())
+                state = await worker.state()
+                assert (state.placement.is_home, state.hosted, state.repairs) == (True, (), 0)
 
     asyncio.run(run())
