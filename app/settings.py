@@ -77,6 +77,12 @@ class _EngineFields(SettingsBlock):
         default=512, ge=1, description="Tokens in one step at most, prompt chunks and decoding sequences together."
     )
     max_running_requests: int = Field(default=64, ge=1, description="Sequences in the running batch at most.")
+    max_steps_in_flight: int = Field(
+        default=2,
+        ge=1,
+        description="Steps under way at a time while some layers lie on other workers, so that all of these have "
+        "something to compute (mode balanced).",
+    )
     max_context_tokens: int | None = Field(
         default=None,
         ge=2,

@@ -26,6 +26,7 @@ from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
 from actors.engine.grammar import GrammarState
 from actors.engine.grants import Grant, Grants
+from actors.engine.head_work import RemoteHeads
 from actors.engine.lane_table import Lane
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
@@ -37,6 +38,7 @@ from actors.engine.request import (
 )
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Status
+from actors.engine.split_heads import HeadRoute
 from actors.engine.stage_work import RemoteStages
 from actors.engine.stages import stages_of
 from actors.engine.step_clock import StepClock
@@ -138,6 +140,14 @@ class Engine:
     def is_step_over(self) -> bool:
         """Whether the oldest step in flight can be ended."""
         return self._in_flight.is_oldest_over
+
+    @property
+    def layer_steps(self) -> list[int]:
+        """[layer] steps of this instance for which the layer was run here."""
+        return [
+            self._in_flight.whole_steps + self._in_flight.layer_steps[layer]
+            for layer in range(self.loaded.spec.num_layers)
+        ]
 
     @property
     def num_live_requests(self) -> int:
@@ -280,14 +290,16 @@ class Engine:
         fetches, self._fetches = self._fetches, []
         return fetches
 
-    def use_placement(self, placement: Placement, remote: RemoteStages | None = None) -> None:
-        """From the next step on the layers lie as `placement` says. Its home is this engine's worker; `remote` is the
-        way to the others.
+    def use_placement(
+        self, placement: Placement, remote: RemoteStages | None = None, heads: RemoteHeads | None = None
+    ) -> None:
+        """From the next step on layers and heads lie as `placement` says. Its home is this engine's worker; `remote` is
+        the way to the others' layers, and `heads` that to their heads of layers at home.
 
         Raises:
             RuntimeError: steps are in flight.
-            ValueError: another model's placement, one that is not newer than the last, layers at home that are not
-                here, heads elsewhere without their layer, or no way to other workers.
+            ValueError: another model's placement, one that is not newer than the last, layers or heads at home that are
+                not here, heads elsewhere of a layer that is not at home, or no way to other workers.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
@@ -301,20 +313,26 @@ class Engine:
             raise ValueError(
                 f"the placement has version {placement.version}; it must be above {self._placement_version}"
             )
-        lanes = set(self.loaded.lanes.lanes)
-        missing = [
-            layer
-            for layer in placement.layers_on(placement.home)
-            if layer not in self.loaded.model.layers
-            or not lanes.issuperset((layer, head) for head in range(spec.num_kv_heads))
-        ]
+        own = placement.layers_on(placement.home)
+        lanes_missing = set(placement.lanes_on(placement.home)) - self.loaded.lanes.lanes
+        missing = {layer for layer, _ in lanes_missing} | {
+            layer for layer in own if layer not in self.loaded.model.layers
+        }
         if missing:
-            raise ValueError(f"layers {missing} are to be run at home, but their weights or lanes are not here")
-        if remote is None and not placement.is_home:
-            raise ValueError("layers lie on other workers; give the way to them")
-        self._in_flight.route = None if remote is None or placement.is_home else Route(placement, stages, remote)
+            raise ValueError(f"layers {sorted(missing)} are to be run at home, but their weights or lanes are not here")
+        layers_away = len(own) < placement.num_layers
+        heads_away = any(set(placement.lane_workers[layer]) != {placement.home} for layer in own)
+        if (remote is None and layers_away) or (heads is None and heads_away):
+            raise ValueError("layers or heads lie on other workers; give the way to them")
+        head_route = HeadRoute(placement, heads) if heads is not None and heads_away else None
+        self._in_flight.route = None if placement.is_home else Route(placement, stages, remote, head_route)
         self._placement_version = placement.version
-        self.scheduler.max_steps_in_flight = 1 if placement.is_home else self.config.max_steps_in_flight
+        # Heads elsewhere are waited for within a layer: further steps in flight would gain nothing.
+        self.scheduler.max_steps_in_flight = self.config.max_steps_in_flight if layers_away else 1
+
+    def lose(self, worker: str, reason: str) -> None:
+        """What another worker has of this instance is not to be relied on: no step begins before `recompute_lost`."""
+        self.failure = self.failure or StageFailure(worker, -1, reason)
 
     def recompute_lost(self, *, all_content: bool) -> None:
         """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and
@@ -342,6 +360,16 @@ class Engine:
         failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
         return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
 
+    def fail_longer_than(self, num_tokens: int, reason: str) -> StepResult:
+        """Ends requests that may grow beyond `num_tokens`, for which there will be no room. Those that are fetching
+        stay, because their blocks are written to; they may be ended when that is over."""
+        too_long = [
+            s
+            for s in self._answers.sequences.values()
+            if s.status is not Status.FETCHING and s.num_prompt_tokens + s.request.sampling.max_tokens > num_tokens
+        ]
+        return StepResult([self._answers.fail(sequence, reason) for sequence in too_long])
+
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
         self.blocks.check_integrity()
@@ -368,11 +396,12 @@ class Engine:
         """
         return self.grants.depart(lanes, layers)
 
-    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = ()) -> Grant:
+    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = (), *, in_need: bool = False) -> Grant:
         """Makes room for lanes and weights that are to come home. The pool shrinks to what all lanes, those that come
         included, can hold. `grants.returning` has them, for copies into it; meanwhile they are run where they are.
+        `in_need`: they have nowhere else to be, and the pool may become smaller than `grants.promised_blocks`.
         Raises GrantRefusedError, with nothing changed."""
-        return self.grants.begin_return(lanes, layers)
+        return self.grants.begin_return(lanes, layers, in_need=in_need)
 
     def lanes_returned(self) -> int:
         """What `lanes_returning` made room for has been copied and is at home. Returns by how many blocks the pool

@@ -8,13 +8,14 @@ there when the next chunk is run.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from actors.engine.batch import PackedStep, StepBatch
+from actors.engine.split_heads import HeadRoute, HeadsLostError, StepHeads
 from actors.engine.stage_work import RemoteStages, StageDone, StageWork
 from actors.engine.stages import Stage
 from actors.engine.step_plan import StepPlan
@@ -58,7 +59,10 @@ class Route:
 
     placement: Placement
     stages: Sequence[Stage]
-    remote: RemoteStages
+    remote: RemoteStages | None
+    """None: all layers are at home, and heads alone are not."""
+    heads: HeadRoute | None = None
+    """None: every layer at home has all its heads there."""
 
 
 class StepsInFlight:
@@ -70,6 +74,10 @@ class StepsInFlight:
     def __init__(self, runner: StepRunner, on_news: Callable[[], None]) -> None:
         self.route: Route | None = None
         """None: all layers are here. Changed only while no step is in flight."""
+        self.whole_steps = 0
+        """Steps of which all layers were run here at once."""
+        self.layer_steps: Counter[int] = Counter()
+        """By layer: the other steps for which it was run here."""
         self._runner = runner
         self._on_news = on_news
         self._steps: deque[BegunStep] = deque()
@@ -120,6 +128,7 @@ class StepsInFlight:
 
     def _run_here(self, step: BegunStep) -> None:
         step.output = self._runner.run(step.plan)
+        self.whole_steps += 1
 
     def _embed(self, step: BegunStep) -> None:
         packed, batch = self._runner.lay_out(step.plan)
@@ -141,9 +150,13 @@ class StepsInFlight:
         stage = stages[step.num_stages]
         step.num_stages += 1
         if stage.worker == placement.home:
-            step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers)
+            route = self.route.heads
+            heads = StepHeads(route, step.plan.step_id, packed, self._fresh_blocks(step.plan)) if route else None
+            step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers, heads)
+            self.layer_steps.update(stage.layers)
             self._finish(step)
             return
+        assert self.route.remote is not None
         # What arrives for those layers is there before they are run elsewhere.
         self._runner.wait_for(step.plan, stage.layers[-1])
         hidden, step.hidden = step.hidden, None
@@ -201,6 +214,8 @@ class StepsInFlight:
     def _guard(step: BegunStep, function: Callable[[BegunStep], None]) -> None:
         try:
             function(step)
+        except HeadsLostError as error:
+            step.failure = StageFailure(error.worker, step.plan.step_id, error.reason)
         except Exception as error:  # out of memory, a kernel's refusal: raised where the step ends, in its turn
             step.error = error
 

@@ -1,4 +1,5 @@
-"""A worker that hosts parts of others' instances: answers what their homes ask, in its engine's thread."""
+"""A worker that hosts parts of others' instances: answers what their homes ask, in its engine's thread. For heads
+it has another one (`head_service`)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from actors.engine.engine import Engine
+from actors.engine.grants import Grant
 from actors.engine.hosting import HostedInstance
 from actors.engine.module_transfer import read_chunk, read_weights, write_chunk, write_weights
 from actors.engine.room import GrantRefusedError
 from actors.engine.stage_work import decode_work, encode_done
 from actors.engine_thread import EngineStoppedError, EngineThread
+from actors.moves.head_service import HeadService
 from actors.moves.questions import Fields, Kind, QuestionError, encode
 from migrate.links.calls import Question, Tensors
 
@@ -29,8 +32,10 @@ class MoveHost:
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
+        self._heads = HeadService(thread.grants)
         self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
             Kind.STAGE: _run_stage,
+            Kind.OFFER: _offer,
             Kind.GRANT: _grant,
             Kind.WRITE_WEIGHTS: _write_weights,
             Kind.WRITE_PAGES: _write_pages,
@@ -45,6 +50,9 @@ class MoveHost:
 
     def serve(self, question: Question) -> None:
         """Does not wait. See `LinkCalls`."""
+        if question.message.kind == Kind.HEADS:
+            self._heads.serve(question)
+            return
         try:
             work = self._work[Kind(question.message.kind)]
         except ValueError:
@@ -62,6 +70,10 @@ class MoveHost:
 
         self._thread.call(lambda engine: work(engine, question)).add_done_callback(done)
 
+    def close(self) -> None:
+        """Ends its thread; questions for heads are not answered any more."""
+        self._heads.close()
+
 
 def _hosted(engine: Engine, question: Question) -> HostedInstance:
     hosted = engine.grants.instances.get(question.peer)
@@ -77,12 +89,28 @@ def _run_stage(engine: Engine, question: Question) -> Reply:
 
 
 def _grant(engine: Engine, question: Question) -> Reply:
-    wanted, layout = Fields(question.message.meta).grant(), engine.loaded.layout
-    # Room is made by moving own blocks, and lanes elsewhere would have to follow before the next step.
+    layout = engine.loaded.layout
+    # Room is made by moving own blocks, and lanes elsewhere have to follow before the next step: see `Granting`.
     if len(engine.loaded.lanes.lanes) < layout.num_layers * layout.num_kv_heads:
         raise GrantRefusedError("this worker's own layers or heads lie elsewhere; it takes others' when they are home")
-    granted = engine.grant(question.peer, wanted.lanes, wanted.layers, wanted.num_blocks, wanted.fingerprint)
-    return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks), ()
+    return grant_reply(grant(engine, question)), ()
+
+
+def grant(engine: Engine, question: Question) -> Grant:
+    """What a GRANT asks for. Raises GrantRefusedError, with nothing changed."""
+    wanted = Fields(question.message.meta).grant()
+    return engine.grant(question.peer, wanted.lanes, wanted.layers, wanted.num_blocks, wanted.fingerprint)
+
+
+def _offer(engine: Engine, question: Question) -> Reply:
+    fields = Fields(question.message.meta)
+    lanes, layers, fingerprint = fields.lanes(), fields.numbers("layers"), fields.hex("fingerprint")
+    return encode(num_blocks=engine.grants.offer(question.peer, lanes, layers, fields.wanted(), fingerprint)), ()
+
+
+def grant_reply(granted: Grant) -> bytes:
+    """The answer to a GRANT."""
+    return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks)
 
 
 def _write_weights(engine: Engine, question: Question) -> Reply:
@@ -96,7 +124,8 @@ def _write_weights(engine: Engine, question: Question) -> Reply:
 def _write_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
     (data,) = _tensors(question, 1)
-    write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
+    with hosted.lock:
+        write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
     return b"", ()
 
 
@@ -120,7 +149,8 @@ def _read_weights(engine: Engine, question: Question) -> Reply:
 
 def _read_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
-    return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
+    with hosted.lock:
+        return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
 
 
 def _move_blocks(engine: Engine, question: Question) -> Reply:
@@ -129,12 +159,15 @@ def _move_blocks(engine: Engine, question: Question) -> Reply:
 
 
 def _dirty_point(engine: Engine, question: Question) -> Reply:
-    return encode(point=_hosted(engine, question).dirty_blocks.point()), ()
+    hosted = _hosted(engine, question)
+    with hosted.lock:
+        return encode(point=hosted.dirty_blocks.point()), ()
 
 
 def _dirty_since(engine: Engine, question: Question) -> Reply:
-    point = Fields(question.message.meta).number("point")
-    return encode(blocks=_hosted(engine, question).dirty_blocks.since(point)), ()
+    hosted, point = _hosted(engine, question), Fields(question.message.meta).number("point")
+    with hosted.lock:
+        return encode(blocks=hosted.dirty_blocks.since(point)), ()
 
 
 def _tensors(question: Question, count: int) -> Tensors:
