@@ -25,6 +25,7 @@ def take_reading(worker_id: str, engine: Engine, now_s: float) -> WorkerReading:
         full_batch=engine.config.max_running_requests,
         total_blocks=snapshot.total_blocks,
         live_blocks=snapshot.live_blocks,
+        cached_blocks=engine.blocks.num_live + engine.blocks.num_cached - snapshot.live_blocks,
         pending_prefill_tokens=snapshot.pending_tokens.total(),
         waiting_answers=len(waiting),
         waiting_answer_tokens=sum(sequence.request.sampling.max_tokens for sequence in waiting),

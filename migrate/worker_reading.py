@@ -24,6 +24,8 @@ class WorkerReading:
     """Requests that it runs at a time at most."""
     total_blocks: int
     live_blocks: int = 0
+    cached_blocks: int = 0
+    """Others with content."""
     pending_prefill_tokens: int = 0
     """Prompt tokens that are still to be computed, of requests that are here."""
     waiting_answers: int = 0
@@ -56,7 +58,8 @@ def figures_of(reading: WorkerReading) -> WorkerFigures:
         worker=reading.worker,
         memory_bytes=reading.memory_bytes,
         total_blocks=reading.total_blocks,
-        live_blocks=min(reading.live_blocks, reading.total_blocks),
+        live_blocks=reading.live_blocks,
+        cached_blocks=reading.cached_blocks,
         pending_prefill_tokens=reading.pending_prefill_tokens,
         pending_decode_tokens=reading.pending_decode_tokens,
     )
@@ -82,6 +85,7 @@ def figures_between(before: WorkerReading, after: WorkerReading) -> WorkerFigure
         memory_bytes=state.memory_bytes,
         total_blocks=state.total_blocks,
         live_blocks=state.live_blocks,
+        cached_blocks=state.cached_blocks,
         prefill_tokens_per_s=offered_per_s(
             prefill_tokens, before.pending_prefill_tokens, after.pending_prefill_tokens, period_s
         ),

@@ -37,6 +37,8 @@ def test_steps_are_counted_by_what_is_in_them(engine: Engine) -> None:
     assert (reading.decode_steps, reading.decode_rows, reading.decoding_requests) == (4, 6, 6)
     assert (reading.finished_requests, reading.generated_tokens) == (2, 8)
     assert (reading.pending_prefill_tokens, reading.waiting_answers, reading.live_blocks) == (0, 0, 0)
+    # Full blocks of 16 tokens stay findable: 103 tokens and 43.
+    assert reading.cached_blocks == 6 + 2 == len(engine.blocks.occupied())
     assert (reading.worker, reading.taken_s, reading.full_batch, reading.total_blocks) == ("w", 5.0, 64, 64)
 
 

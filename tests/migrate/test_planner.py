@@ -305,3 +305,19 @@ def test_layers_relieve_memory_where_heads_cannot_move() -> None:
     assert made.moves
     assert all(isinstance(move, LayerMove) for move in made.moves)
     assert {verdict.reason for verdict in made.verdicts if isinstance(verdict.move, HeadMove)} == {Reason.UNABLE}
+
+
+def test_cached_blocks_are_copied_too_as_far_as_the_destination_takes_them() -> None:
+    # Two layers of four lanes: 80 bytes a block. 10 blocks are live.
+    for cached in (0, 40, 90):
+        busy = worker("a", prefill_tokens_per_s=200, live_blocks=10, cached_blocks=cached)
+        made = planned(fleet(COST, busy, worker("b")))
+        (chosen,) = [verdict.prediction for verdict in made.verdicts if verdict.accepted]
+        assert chosen is not None
+        assert chosen.kv_bytes == 80 * (10 + cached)
+    # Of 1,600 pages b shares out 1,600 x 3 x 8 / (3 x 8 + 79 x 16) = 29 to the 8 lanes: 3 blocks, of which 2 are live.
+    busy = worker("a", prefill_tokens_per_s=200, live_blocks=2, cached_blocks=90)
+    made = planned(fleet(COST, busy, worker("b", live_blocks=78)))
+    (chosen,) = [verdict.prediction for verdict in made.verdicts if verdict.accepted]
+    assert chosen is not None
+    assert (chosen.grant_blocks, chosen.kv_bytes) == (3, 80 * 3)
