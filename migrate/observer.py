@@ -8,7 +8,7 @@ from typing import Final
 from migrate.controller import Observation
 from migrate.cost_model import CostModel, MeasuredTimes
 from migrate.fleet import Fleet
-from migrate.link_estimates import FIRST_GUESS, LinkEstimates
+from migrate.link_estimates import LinkEstimates
 from migrate.placement import Placement
 from migrate.step_times import StepTimes
 from migrate.worker_reading import WorkerReading, figures_between, figures_of
@@ -50,7 +50,7 @@ class Observer:
         cost = CostModel(
             sizes,
             measured or MeasuredTimes(0.0, 0.0, 0.0, full_batch),
-            FIRST_GUESS,
+            self.links.usual,
             self.links.speeds,
             self.links.switch_s,
         )

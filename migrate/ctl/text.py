@@ -23,7 +23,10 @@ def status_text(status: Json, num_entries: int) -> str:
     if status.get("refused_settings"):
         lines += ["", f"user_config is refused: {status['refused_settings']}"]
     entries = status["under_way"] + status["history"][:num_entries]
-    lines += ["", *(entry_text(entry) for entry in entries)] if entries else ["", "nothing has moved yet"]
+    if entries:
+        lines += ["", *(entry_text(entry) for entry in entries)]
+    elif not status["history"]:
+        lines += ["", "nothing has moved since the controller started"]
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from migrate.controller import Observation
-from migrate.cost_model import ModelSizes
+from migrate.cost_model import LinkSpeed, ModelSizes
 from migrate.link_estimates import FIRST_GUESS, LinkEstimates
 from migrate.move_history import Happened
 from migrate.observer import Observer
@@ -145,15 +145,24 @@ def test_a_worker_is_known_by_both_its_answers() -> None:
     assert (set(only_a.fleet.figures), set(only_a.fleet.placements)) == ({"a"}, {"a"})
 
 
+def took(mebibytes: int, duration_s: float) -> Happened:
+    return Happened(weight_bytes=mebibytes << 19, kv_bytes=mebibytes << 19, duration_s=duration_s, held_s=0.25)
+
+
 def test_links_are_as_fast_as_moves_were() -> None:
     links = LinkEstimates()
-    assert (links.speeds, links.switch_s) == ({}, 0)
-    for _ in range(12):
-        links.moved("a", "b", Happened(weight_bytes=100 << 20, kv_bytes=28 << 20, duration_s=2.0, held_s=0.25))
+    assert (links.speeds, links.usual, links.switch_s) == ({}, FIRST_GUESS, 0)
+    links.moved("a", "b", took(128, 2.0))
+    # The first move of a pair says more than a guess; later ones are weighed against it, 64 MiB half.
+    assert links.speeds == {frozenset("ab"): LinkSpeed(64 << 20, FIRST_GUESS.latency_s)}
+    links.moved("b", "a", took(64, 0.5))
+    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx((64 << 20) / 0.75)
+    # A few bytes say nothing.
     links.moved("a", "c", Happened(weight_bytes=0, kv_bytes=1000, duration_s=2.0, held_s=0.25))
     assert set(links.speeds) == {frozenset("ab")}
-    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx(64 << 20, rel=0.02)
-    assert links.speeds[frozenset("ab")].latency_s == FIRST_GUESS.latency_s
     assert links.switch_s == pytest.approx(0.25)
+    # 0.75 s and 2.25 s for 64 MiB.
+    links.moved("a", "c", took(64, 2.25))
+    assert links.usual.bytes_per_s == pytest.approx((64 << 20) / 1.5)
     links.forget(frozenset("ac"))
-    assert links.speeds == {}
+    assert set(links.speeds) == {frozenset("ac")}
