@@ -50,8 +50,6 @@ class Controller:
         self.settings = settings
         """May be replaced at any time; holds from then on."""
         self.history = MoveHistory()
-        self.latest: Plan | None = None
-        """The last plan that was made, whether it was carried out or not."""
         self.is_bringing_home = False
         """Somebody wanted everything home, and it is not yet. Nothing else is planned meanwhile."""
         self.abilities = abilities
@@ -61,19 +59,16 @@ class Controller:
 
     def plan(self, seen: Observation, now_s: float) -> list[Order]:
         """The moves to begin now. To be called once every `period_s`."""
-        if seen.not_planned:
-            self.latest = None
-        else:
-            self.latest = plan(self._situation(seen, now_s), self.settings.planner)
         if self.is_bringing_home:
             return self._plan_homeward(seen, now_s)
-        if self.latest is None or not self.settings.automatic:
+        if seen.not_planned or not self.settings.automatic:
             return []
-        accepted = [verdict for verdict in self.latest.verdicts if verdict.accepted]
+        made = plan(self._situation(seen, now_s), self.settings.planner)
+        accepted = [verdict for verdict in made.verdicts if verdict.accepted]
         return [self._begin(verdict, Cause.PLAN, verdict.detail, now_s) for verdict in accepted]
 
     def dry_run(self, seen: Observation, now_s: float) -> Plan:
-        """What `plan` would say. Nothing is begun.
+        """What is planned of this when nobody has switched it off. Nothing is begun.
 
         Raises:
             ValueError: no plan can be made of what was seen.

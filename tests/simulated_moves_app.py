@@ -44,13 +44,11 @@ class MovesApp:
     cell: SimulatedCell
     loop: ControllerLoop
     desk: MovesDesk
-    asked: list[tuple[str, str]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     """Of those who may come in; empty: everybody."""
 
     async def answer(self, method: str, path: str, body: bytes, authorization: str | None) -> tuple[int, Any]:
         """(status, content), as the ingress's routes have it."""
-        self.asked.append((method, path))
         try:
             if self.keys and authorization not in self.keys:
                 raise from_http_status(401, "a wrong key")

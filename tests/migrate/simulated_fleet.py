@@ -38,8 +38,6 @@ class SimulatedFleet:
     late_s: float = 100.0
     placements: dict[str, Placement] = field(default_factory=dict)
     begun: list[Begun] = field(default_factory=list)
-    num_done: int = 0
-    moved_bytes: int = 0
 
     def observe(self, now_s: float) -> Observation:
         """What is told at this moment."""
@@ -90,8 +88,6 @@ class SimulatedFleet:
             else:
                 self.placements[move.instance] = move.after(self.placements[move.instance])
                 predicted = begun.order.prediction
-                self.num_done += 1
-                self.moved_bytes += predicted.transfer_bytes
                 happened = Happened(predicted.weight_bytes, predicted.kv_bytes, predicted.transfer_s, 0.1)
                 results.append((begun.order, happened))
             self.begun.remove(begun)

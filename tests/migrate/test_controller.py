@@ -191,7 +191,6 @@ def test_nothing_is_planned_of_what_was_not_measured() -> None:
     loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
     seen = replace(loop.see(), not_planned="no period has passed yet")
     assert loop.controller.plan(seen, loop.now_s) == []
-    assert loop.controller.latest is None
     with pytest.raises(ValueError, match="no period has passed yet"):
         loop.controller.dry_run(seen, loop.now_s)
 
@@ -233,8 +232,8 @@ def test_what_workers_cannot_do_is_neither_begun_nor_taken() -> None:
     loads = always(a={"prefill_tokens_per_s": 150.0}, b={"prefill_tokens_per_s": 100.0})
     loop = Loop(SimulatedFleet(model(attention=0.5), loads), Controller(SETTINGS, Abilities(heads=False)))
     assert loop.turn() == []
-    assert loop.controller.latest is not None
-    assert {verdict.reason for verdict in loop.controller.latest.verdicts} == {Reason.UNABLE}
+    made = loop.controller.dry_run(loop.see(), loop.now_s)
+    assert {verdict.reason for verdict in made.verdicts} == {Reason.UNABLE}
     (move,) = Loop(SimulatedFleet(model(attention=0.5), loads)).turn()
     assert isinstance(move, HeadMove)
     with pytest.raises(MoveRefusedError, match="workers move whole layers only; move layers"):
