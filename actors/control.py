@@ -18,12 +18,17 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.addresses import RosterView, StoreAddress, address_of
+from actors.moves.control_links import ControlLinks
 from actors.object_store_room import room_problem
 from actors.store_settings import StoreSettings
+from actors.worker_settings import MoveLimits
 from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
 from kv.ray_failures import GONE_FOR_GOOD
 from kv.store_stats import StoreStats
+from migrate.move_report import MoveFailedError, MoveReport
+from migrate.moves import Move
+from migrate.placement_state import PlacementState
 from migrate.roster import Member, Roster
 
 _STORE_ACTOR = {"max_restarts": -1, "enable_task_events": False}
@@ -39,9 +44,10 @@ logger = logging.getLogger("ray.serve")
 class ControlServer:
     """See the module."""
 
-    def __init__(self, store: StoreSettings | None) -> None:
-        """`store` None: no global store (monolithic mode)."""
+    def __init__(self, store: StoreSettings | None, moves: MoveLimits | None = None) -> None:
+        """`store` None: no global store (monolithic mode). `moves` None: layers stay where they are."""
         self._roster = Roster()
+        self._links = None if moves is None else ControlLinks(self._roster, moves)
         self._settings = store
         self._directory: Any = None
         if store is not None:
@@ -91,6 +97,8 @@ class ControlServer:
             death.cancel()
         if self._roster.leave(worker_id, epoch):
             logger.info("worker %s left", worker_id)
+            if self._links is not None:
+                self._links.left(worker_id)
             await self._tell()
 
     async def suspect(self, worker_id: str, epoch: int) -> None:
@@ -104,6 +112,16 @@ class ControlServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._roster.version != version), timeout_s)
         return RosterView(self._roster.version, self._roster.members(), self._directory)
+
+    async def order_move(self, move: Move, home: str) -> MoveReport:
+        """Has a move of the instance of worker `home` made. Raises MoveFailedError."""
+        if self._links is None:
+            raise MoveFailedError(f"{move}: layers move in mode balanced only")
+        return await self._links.order(move, home)
+
+    async def placements(self) -> dict[str, PlacementState]:
+        """What each worker says of where its instance lies; of none where layers do not move."""
+        return {} if self._links is None else await self._links.placements()
 
     async def check_health(self) -> None:
         """Serve asks now and then. A store that is gone for good (Ray does not start one again that was killed on

@@ -36,6 +36,7 @@ from app.grpc_api.inference_pb2 import (
 from app.grpc_api.to_proto import chunks, whole_response
 from app.http_guard import KeyGuard, install_error_handlers, use_keys
 from app.key_file import KeyFile
+from app.moves_desk import MoveOrder, MovesDesk
 from app.openai_answers import OpenAIAnswer
 from app.openai_errors import model_not_found, no_embeddings
 from app.openai_protocol import GenerationRequest
@@ -67,10 +68,10 @@ class Ingress:
     """Routes. Everything that thinks is in `Frontend` and what it uses."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, in the loop that requests are served in
-        self, settings: Mapping[str, Any], control: Any, workers: list[Any]
+        self, settings: Mapping[str, Any], control: Any, workers: list[Any], controller: Any = None
     ) -> None:
-        """`control` and `workers` are Serve handles. The workers are not called: they are bound so that Serve deploys
-        them with the ingress."""
+        """`control`, `workers` and `controller` (of moves; None without) are Serve handles. The workers are not called:
+        they are bound so that Serve deploys them with the ingress."""
         self._settings = AppSettings.model_validate(settings)
         keys_file = self._settings.ingress.api_keys_file
         use_keys(None if keys_file is None else KeyFile(keys_file))
@@ -82,6 +83,7 @@ class Ingress:
             control,
             default_sampling(self._settings.default_sampling, source.folder),
         )
+        self._moves = MovesDesk(controller, self._settings.mode)
 
     @http.get("/health")
     async def health(self) -> Response:
@@ -155,6 +157,26 @@ class Ingress:
                 "queued_requests": dispatcher.num_waiting,
             }
         )
+
+    @http.get("/debug/moves")
+    async def moves(self) -> Response:
+        """Who has which layers and heads, how loaded the workers are, and what has moved."""
+        return JSONResponse(await self._moves.status())
+
+    @http.post("/debug/moves")
+    async def order_move(self, request: Request) -> Response:
+        """Begins a move that a person wants: 202, and its end is in the history."""
+        return JSONResponse(await self._moves.order(parse_request(await read_body(request), MoveOrder)), 202)
+
+    @http.get("/debug/moves/plan")
+    async def plan_moves(self) -> Response:
+        """What would move now, and why nothing else; nothing is begun."""
+        return JSONResponse(await self._moves.plan())
+
+    @http.post("/debug/moves/home")
+    async def moves_home(self) -> Response:
+        """Begins to send everything home: 202."""
+        return JSONResponse(await self._moves.home(), 202)
 
     async def _answer(self, http_request: Request, kind: type[GenerationRequest]) -> Response:
         body, principal = await read_body(http_request), http_request.state.principal

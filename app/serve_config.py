@@ -25,6 +25,8 @@ IMPORT_PATH = "app.builder:build"
 GRPC_SERVICER = "app.grpc_api.servicer.add_to_server"
 """What `grpc_options.grpc_servicer_functions` names for our service."""
 _GENERATED_SERVICER = "app.grpc_api.inference_pb2_grpc.add_InferenceServicer_to_server"
+CONTROLLER = "ControllerServer"
+"""The deployment whose `user_config` has settings of `moves`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,22 @@ def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) 
         settings = load_settings(ours[0].get("args"), overlay_path)
     except SettingsError as error:
         raise SettingsError(problems + [f"args: {line}" for line in error.problems]) from error
+    problems += _problems_of_live_settings(ours[0], settings)
     if problems:
         raise SettingsError(problems)
     return ServeConfig(content, settings)
+
+
+def _problems_of_live_settings(application: Mapping[str, Any], settings: AppSettings) -> Iterator[str]:
+    """Of what the controller of moves would refuse while it runs."""
+    for deployment in application.get("deployments") or ():
+        given = deployment.get("user_config")
+        if deployment["name"] != CONTROLLER or given is None:
+            continue
+        try:
+            settings.moves.controller().changed(given)
+        except ValueError as error:
+            yield f"deployments: user_config of {CONTROLLER}: {error}"
 
 
 def unknown_keys(content: Mapping[str, Any], schema: type[BaseModel], place: str = "") -> Iterator[str]:

@@ -41,6 +41,7 @@ from actors.engine.sequence import Status
 from actors.engine.split_heads import HeadRoute
 from actors.engine.stage_work import RemoteStages
 from actors.engine.stages import stages_of
+from actors.engine.step_clock import StepClock
 from actors.engine.step_plan import Fetch
 from actors.engine.step_runner import make_step_runner
 from actors.engine.steps_in_flight import Route, StageFailure, StepsInFlight
@@ -87,6 +88,7 @@ class Engine:
         )
         self.grants = Grants(loaded, self.scheduler, self.early_exports)
         self.counters = EngineCounters()
+        self.clock = StepClock(waits_in_layers=loaded.arena.pages.device.type != "cuda")
         self.on_news: Callable[[], None] = _ignore
         """Called from any thread when `has_news` has become true."""
         self.failure: StageFailure | None = None
@@ -138,6 +140,14 @@ class Engine:
     def is_step_over(self) -> bool:
         """Whether the oldest step in flight can be ended."""
         return self._in_flight.is_oldest_over
+
+    @property
+    def layer_steps(self) -> list[int]:
+        """[layer] steps of this instance for which the layer was run here."""
+        return [
+            self._in_flight.whole_steps + self._in_flight.layer_steps[layer]
+            for layer in range(self.loaded.spec.num_layers)
+        ]
 
     @property
     def num_live_requests(self) -> int:
@@ -257,13 +267,15 @@ class Engine:
         if step.output is None:
             assert step.error is not None
             raise step.error
+        computed_s = time.perf_counter()
         outcome = self._answers.take_step(step.plan.chunks, step.output, wanted)
         ended_s = time.perf_counter()
         duration_s = ended_s - max(step.started_s, self._last_end_s) - outcome.waited_s
         self._last_end_s = ended_s
-        self.counters.waited_s += outcome.waited_s
-        self.counters.steps += 1
-        self.counters.busy_s += duration_s
+        turns, num_running = self.scheduler.max_steps_in_flight, len(self.scheduler.running)
+        self.counters.count_step(step.plan, duration_s, outcome.waited_s, turns=turns, num_running=num_running)
+        if self._in_flight.route is None:
+            self.clock.count(step.plan, len(step.output.sampled), duration_s, ended_s - computed_s)
         return StepResult(
             outcome.events,
             self.take_fetches(),
@@ -318,6 +330,10 @@ class Engine:
         # Heads elsewhere are waited for within a layer: further steps in flight would gain nothing.
         self.scheduler.max_steps_in_flight = self.config.max_steps_in_flight if layers_away else 1
 
+    def lose(self, worker: str, reason: str) -> None:
+        """What another worker has of this instance is not to be relied on: no step begins before `recompute_lost`."""
+        self.failure = self.failure or StageFailure(worker, -1, reason)
+
     def recompute_lost(self, *, all_content: bool) -> None:
         """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and
         steps may begin. Nobody finds what is in their blocks.
@@ -343,6 +359,16 @@ class Engine:
                 self._answers.return_to_fetching(sequence)
         failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
         return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
+
+    def fail_longer_than(self, num_tokens: int, reason: str) -> StepResult:
+        """Ends requests that may grow beyond `num_tokens`, for which there will be no room. Those that are fetching
+        stay, because their blocks are written to; they may be ended when that is over."""
+        too_long = [
+            s
+            for s in self._answers.sequences.values()
+            if s.status is not Status.FETCHING and s.num_prompt_tokens + s.request.sampling.max_tokens > num_tokens
+        ]
+        return StepResult([self._answers.fail(sequence, reason) for sequence in too_long])
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
@@ -370,11 +396,12 @@ class Engine:
         """
         return self.grants.depart(lanes, layers)
 
-    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = ()) -> Grant:
+    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = (), *, in_need: bool = False) -> Grant:
         """Makes room for lanes and weights that are to come home. The pool shrinks to what all lanes, those that come
         included, can hold. `grants.returning` has them, for copies into it; meanwhile they are run where they are.
+        `in_need`: they have nowhere else to be, and the pool may become smaller than `grants.promised_blocks`.
         Raises GrantRefusedError, with nothing changed."""
-        return self.grants.begin_return(lanes, layers)
+        return self.grants.begin_return(lanes, layers, in_need=in_need)
 
     def lanes_returned(self) -> int:
         """What `lanes_returning` made room for has been copied and is at home. Returns by how many blocks the pool

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -51,6 +52,8 @@ class HostedInstance:
         """Layers whose weights it was granted here."""
         self.version: int | None = None
         self.dirty_blocks = DirtyBlocks()
+        self.layer_steps: Counter[int] = Counter()
+        """By layer: steps for which it was run here."""
         self._loaded = loaded
         # Backends of its own: each keeps what belongs to a step, and so does the engine's.
         self._backend, self._head_backend = _backend_for(loaded), _backend_for(loaded)
@@ -117,6 +120,7 @@ class HostedInstance:
                 batch = self._prepare(work)
                 try:
                     hidden = self._model.run_layers(work.hidden.to(self._device), work.layers, batch)
+                    self.layer_steps.update(work.layers)
                 finally:
                     self._loaded.copies.computed()
                 return StageDone(work.instance, work.version, work.step_id, hidden.cpu().contiguous())

@@ -18,7 +18,7 @@ from actors.engine.model import CausalModel
 from actors.engine.model_spec import ModelSpec, read_model_spec
 from actors.engine.page_copies import PageCopies, make_page_copies
 from actors.engine.weight_names import read_layer, read_outer
-from actors.engine.weights import Checkpoint, packed_bytes
+from actors.engine.weights import Checkpoint, pack, packed_bytes
 from kv.layout import KvLayout
 
 _DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -87,6 +87,19 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     fingerprint = _fingerprint(checkpoint, spec, layout)
     copies = make_page_copies(arena.pages)
     return LoadedModel(model, spec, layout, arena, lanes, layer_memory, fingerprint, backend.name, copies)
+
+
+def read_packed_layer(folder: Path, spec: ModelSpec, dtype: torch.dtype, layer: int) -> torch.Tensor:
+    """A layer of the checkpoint as it lies in an arena, uint8 on the CPU: for a worker that has it no more. Raises
+    CheckpointError."""
+    memory: list[torch.Tensor] = []
+
+    def take(num_bytes: int) -> torch.Tensor:
+        memory.append(torch.zeros(num_bytes, dtype=torch.uint8))
+        return memory[0]
+
+    pack(read_layer(Checkpoint(folder), spec, layer), dtype, take)
+    return memory[0]
 
 
 def choose_device(name: str) -> torch.device:

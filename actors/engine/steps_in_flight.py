@@ -8,7 +8,7 @@ there when the next chunk is run.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +74,10 @@ class StepsInFlight:
     def __init__(self, runner: StepRunner, on_news: Callable[[], None]) -> None:
         self.route: Route | None = None
         """None: all layers are here. Changed only while no step is in flight."""
+        self.whole_steps = 0
+        """Steps of which all layers were run here at once."""
+        self.layer_steps: Counter[int] = Counter()
+        """By layer: the other steps for which it was run here."""
         self._runner = runner
         self._on_news = on_news
         self._steps: deque[BegunStep] = deque()
@@ -124,6 +128,7 @@ class StepsInFlight:
 
     def _run_here(self, step: BegunStep) -> None:
         step.output = self._runner.run(step.plan)
+        self.whole_steps += 1
 
     def _embed(self, step: BegunStep) -> None:
         packed, batch = self._runner.lay_out(step.plan)
@@ -148,6 +153,7 @@ class StepsInFlight:
             route = self.route.heads
             heads = StepHeads(route, step.plan.step_id, packed, self._fresh_blocks(step.plan)) if route else None
             step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers, heads)
+            self.layer_steps.update(stage.layers)
             self._finish(step)
             return
         assert self.route.remote is not None

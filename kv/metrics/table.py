@@ -132,3 +132,25 @@ BROKEN_EXTENTS = _add(
     "store_broken_extents_total", "counter", (), "Extents that readers reported as broken or gone, and that went."
 )
 ADOPTED = _add("store_adopted_extents_total", "counter", (), "Extents that stores brought along from an earlier run.")
+
+# Of the controller of moves
+
+MOVES = _add(
+    "moves_total", "counter", ("kind", "outcome"), "Moves of layers or heads that ended: done, failed or abandoned."
+)
+MOVE_BYTES = _add(
+    "moved_module_bytes_total",
+    "counter",
+    ("kind", "what"),
+    "Bytes that moves have copied between workers: weights, kv.",
+)
+MOVE_HELD = _add(
+    "moves_held_seconds_total", "counter", (), "Seconds, over all moves, in which the moved instance began no step."
+)
+MOVES_UNDER_WAY = _add("moves_under_way", "gauge", (), "Moves that have begun and not ended.")
+MODULES_AWAY = _add(
+    "modules_away",
+    "gauge",
+    ("kind",),
+    "Layers that are not at home, and heads of single layers apart from their layer.",
+)

@@ -53,6 +53,7 @@ def test_the_named_files_are_there() -> None:
         "local.yaml",
         "local-monolithic.yaml",
         "local-2p1d.yaml",
+        "local-balanced.yaml",
         "llama13b.yaml",
         "opt13b.yaml",
     }
@@ -164,7 +165,11 @@ def test_an_unknown_key_is_found_at_every_level(full: dict[str, Any], keys: tupl
             "name app.grpc_api.servicer.add_to_server in its place",
         ),
         (_put(*_APP, "args", "engin"), "args: engin: unknown key"),
-        (_put(*_APP, "args", "mode", value="balanced"), "'balanced' is not available yet"),
+        (_put(*_APP, "args", "mode", value="balance"), "args: mode: given str 'balance'"),
+        (
+            _put(*_APP, "deployments", value=[{"name": "ControllerServer", "user_config": {"roh": 2}}]),
+            "deployments: user_config of ControllerServer: 'roh' is no setting of moves",
+        ),
         (_put(*_APP, "import_path", value="other:build"), "(given: 'other:build')"),
         (lambda content: content.pop("applications"), "applications"),
     ],

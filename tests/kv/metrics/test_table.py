@@ -18,6 +18,13 @@ from kv.metrics import table
 from kv.metrics.readings import directory_readings, store_readings
 from kv.metrics.table import METRICS, Readings
 from kv.store_stats import DiskStats, StoreStats
+from migrate.controller import Controller, Observation
+from migrate.controller_metrics import controller_readings
+from migrate.controller_settings import ControllerSettings
+from migrate.fleet import Fleet
+from migrate.move_history import Outcome
+from migrate.placement import Placement
+from tests.migrate.fleets import model
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -45,8 +52,17 @@ def worker() -> Readings:
     return worker_readings("prefill", engine, counts, Counter(timeout=2, part_magic=1))
 
 
+def moves() -> Readings:
+    home = Placement.at_home("a", 2, 2)
+    fleet = Fleet.of([], [home.with_layers_moved(1, 1, "b")], model(layers=2, heads=2))
+    controller = Controller(ControllerSettings())
+    controller.history.counts["layers", Outcome.DONE] = 1
+    controller.history.moved_bytes["layers", "kv"] = 7
+    return controller_readings(controller, Observation(fleet, 0.0))
+
+
 def all_readings() -> Readings:
-    return worker() | store_readings("n1", STORE) | directory_readings(Directory())
+    return worker() | store_readings("n1", STORE) | directory_readings(Directory()) | moves()
 
 
 def test_names_say_what_they_are() -> None:
