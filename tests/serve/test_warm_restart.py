@@ -1,7 +1,9 @@
-"""What is on disk outlives the app, and the store's process: a known prefix is a hit, with the right tokens."""
+"""What is on disk outlives the app, the store's process and the directory's, of which there are two: a known prefix is
+a hit, with the right tokens."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
@@ -13,9 +15,14 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
+from actors.addresses import address_of
+from app.api_keys import PUBLIC, derive_salt
+from kv.directory_client import DirectoryClient
 from kv.disk.extent_file import verify_file
+from kv.keys import block_keys
+from kv.shards import shard_of_chain
 from kv.store_stats import StoreStats
-from tests.app_insides import processes, replica, store_stats, wait_free
+from tests.app_insides import processes, replica, shards, store_stats, wait_free
 from tests.asked import SERVED, Answered, ask
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
@@ -27,6 +34,7 @@ MODEL = "random/llama-8x8"
 BLOCK = 16
 POOL_BLOCKS = 70
 ANSWER = 6
+SHARDS = 2
 BACK_LIMIT_S = 120.0
 SEEDS = itertools.count(10_000)
 
@@ -60,6 +68,7 @@ class Restarts:
                     "dram_gib": 0.1,
                     "disk": {"folder": str(self._folder), "limit_gib": 0.5},
                     "fetch_timeout_s": 30.0,
+                    "directory_shards": SHARDS,
                     # `deploy` keeps the app that it has unless something differs.
                     "lease_s": 30.0 + self._count,
                 },
@@ -166,6 +175,34 @@ def wait_replaced(pid: int) -> None:
         return len(pids) == 1 and pids != [pid] and is_scanned()
 
     wait_until(is_replaced, BACK_LIMIT_S, "there is no store with the disk")
+
+
+def test_while_a_shard_of_the_directory_is_started_again_the_other_one_knows_its_own(
+    app: RunningApp, judge: Judge
+) -> None:
+    prompts = [prompt(30 * BLOCK + 1, 500 + number) for number in range(8)]
+    fingerprint = address_of(app.members()[0]).facts.fingerprint
+    salt = derive_salt(PUBLIC.salt, None)
+    chains = [block_keys(tokens, BLOCK, fingerprint, salt) for tokens in prompts]
+    by_shard = [shard_of_chain(keys, SHARDS) for keys in chains]
+    assert set(by_shard) == {0, 1}
+    assert len(shards()) == len(processes("ray::DirectoryActor")) == SHARDS
+    asked(app, judge, prompts)
+    wait_free(app)
+    fill_devices(app, judge)
+
+    os.kill(ray.get(shards()[0].__ray_call__.remote(lambda _: os.getpid()), timeout=30), signal.SIGKILL)
+    answers = asked(app, judge, prompts)
+    for shard, answer in zip(by_shard, answers, strict=True):
+        assert answer.cached_tokens in ((0, 30 * BLOCK) if shard == 0 else (30 * BLOCK,))
+
+    def is_all_known() -> bool:
+        try:
+            return all(asyncio.run(DirectoryClient(shards()).match_blocks(keys)) == 30 for keys in chains)
+        except RayError:  # it is being started again
+            return False
+
+    wait_until(is_all_known, BACK_LIMIT_S, "the shard was not told what the store has")
 
 
 def test_what_was_written_before_the_store_was_killed_is_there(app: RunningApp, judge: Judge) -> None:
