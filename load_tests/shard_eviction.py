@@ -37,7 +37,6 @@ from load_tests.run_tables import markdown_table
 _STORE = "s"
 _LANES = (LaneRange(0, 1, 0, 1),)
 _EXTENT_BLOCKS = 4
-_REQUESTS_PER_S = 10.0
 _TOLD_EVERY_S = 1.0
 _HOLD_S = 1.0
 _SHARES = (0.1, 0.3)
@@ -153,14 +152,23 @@ WORKLOADS: dict[str, Callable[[random.Random], Iterator[_Keys]]] = {
 }
 
 
-def simulate(workload: str, num_requests: int, room_share: float, rule: str, num_shards: int, seed: int) -> Outcome:
+def simulate(
+    workload: str,
+    num_requests: int,
+    room_share: float,
+    rule: str,
+    num_shards: int,
+    seed: int,
+    *,
+    requests_per_s: float = 1000.0,
+) -> Outcome:
     """One run."""
     requests = list(islice(WORKLOADS[workload](random.Random(f"{workload}/{seed}")), num_requests))
     all_blocks = len({key for keys in requests for key in keys})
     store = ShardedStore(num_shards, rule, max(64, int(room_share * all_blocks)))
     found = asked = 0
     for number, keys in enumerate(requests):
-        hits = store.ask(keys, number / _REQUESTS_PER_S)
+        hits = store.ask(keys, number / requests_per_s)
         if number >= num_requests // 2:
             found += hits
             asked += len(keys)
@@ -178,18 +186,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shards", type=int, nargs="+", default=[3, 8], help="numbers of shards, 2 or more (default 3 8)"
     )
+    parser.add_argument(
+        "--rate", type=float, default=1000.0, help="requests a second: so many between news (default %(default)g)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the traffic (default %(default)s)")
     add_save_options(parser)
     arguments = parser.parse_args(arguments_given)
-    if arguments.requests < 2 or min(arguments.shards) < 2:
-        parser.error("--requests and --shards must be at least 2")
+    if arguments.requests < 2 or min(arguments.shards) < 2 or arguments.rate <= 0:
+        parser.error("--requests and --shards must be at least 2, --rate above 0")
 
     outcomes: list[Outcome] = []
     for workload in WORKLOADS:
         for share in _SHARES:
             runs = [("whole", 1), *((rule, shards) for rule in ("oldest", "drawn") for shards in arguments.shards)]
             for rule, shards in runs:
-                outcomes.append(simulate(workload, arguments.requests, share, rule, shards, arguments.seed))
+                size = (arguments.requests, share, rule, shards, arguments.seed)
+                outcomes.append(simulate(workload, *size, requests_per_s=arguments.rate))
                 report_progress(str(outcomes[-1]))
     table = _table(outcomes)
     figures = {"outcomes": [asdict(outcome) for outcome in outcomes]}
