@@ -2,8 +2,8 @@
 
 The directory is divided by the roots of chains: all blocks that begin with the same first block belong to one shard, so
 that a look-up stays one call, and a prefix, its groups and its holds one shard's affair. Roots are hashes (`kv.keys`),
-of the salt too, so they spread evenly and nobody can aim at a shard; but a root is never divided, however often it is
-used.
+so they spread evenly, and who does not know the salt cannot aim at a shard; but a root is never divided, however often
+it is used.
 
 The name of an extent ends with the first bytes of its root. So it tells the shard without anybody asking, whatever the
 number of shards is by then, and files on disk need nothing beside it.
