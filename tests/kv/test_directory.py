@@ -143,6 +143,18 @@ def test_a_lease_that_ended_is_lost_even_before_it_was_swept(directory: LocalDir
     assert directory.renew([last], 5.0, 60.0) == []
 
 
+def test_a_clock_that_steps_back_ends_nothing_early_and_loses_nothing(directory: LocalDirectory) -> None:
+    put(directory, "a", extent("1", "a", 0), now_s=100.0)
+    lease = directory.lookup(chain("a"), 100.0, 5.0).lease_id
+    assert lease is not None
+    assert directory.evict("s", "dram", 10, 40.0) == []
+    assert directory.renew([lease], 40.0, 5.0) == [lease]
+    put(directory, "b", extent("2", "b", 0), now_s=40.0)
+    assert directory.evict("s", "dram", 10, 104.9) == ["2"]
+    assert directory.evict("s", "dram", 10, 104.9) == []
+    assert directory.evict("s", "dram", 10, 105.0) == ["1"]
+
+
 def test_the_least_recently_used_goes_first(directory: LocalDirectory) -> None:
     for second, name in enumerate("abc"):
         put(directory, name, extent(name, name, 0), now_s=float(second))

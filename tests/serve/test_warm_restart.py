@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -240,13 +240,25 @@ def test_a_store_that_is_killed_while_it_writes_leaves_nothing_broken(
     assert len(files) == node_store().disk.num_extents
 
 
-def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(app: RunningApp, judge: Judge) -> None:
-    shared = prompt(20 * BLOCK + 1, 400)
+def lose_control_replica() -> None:
+    ray.kill(replica("ControlServer"))
+
+
+def lose_a_shard_for_good() -> None:
+    """Which the control replica notices, and goes: nobody who has the handle could be given another one."""
+    ray.kill(shards()[1])
+
+
+@pytest.mark.parametrize("lose", [lose_control_replica, lose_a_shard_for_good])
+def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(
+    app: RunningApp, judge: Judge, lose: Callable[[], None]
+) -> None:
+    shared = prompt(20 * BLOCK + 1, next(SEEDS))
     asked(app, judge, [shared])
     wait_free(app)
     wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
     (process,) = processes("ray::NodeStore")
-    ray.kill(replica("ControlServer"))
+    lose()
     wait_replaced(process.pid)
 
     def is_hit() -> bool:
