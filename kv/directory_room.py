@@ -93,7 +93,7 @@ class DirectoryRoom:
         try:
             room: Room = await ask(getattr(self._shards[shard], method).remote(store_id, tier, num_bytes))
         except STORE_FAILURES as error:
-            self._order.note(shard, tier, None, self._clock())
+            self._order.put_last(shard, tier)
             return error
         self._order.note(shard, tier, room.idle_s, self._clock())
         return room

@@ -55,7 +55,12 @@ def test_the_shard_whose_next_victim_is_oldest_is_asked_first() -> None:
     order.note(3, "dram", 5.0, now_s=100.0)
     order.note(1, "dram", 7.0, now_s=103.0)
     order.note(2, "disk", 50.0, now_s=103.0)
+    assert order.shards("dram") == [0, 2, 3, 1], "those never heard of may have something older"
+    assert order.shards("disk") == [0, 1, 3, 2]
+    order.note(0, "dram", None, now_s=104.0)
+    order.put_last(2, "dram")
     assert order.shards("dram") == [3, 1, 0, 2]
-    assert order.shards("disk") == [2, 0, 1, 3]
-    order.note(3, "dram", None, now_s=104.0)
-    assert order.shards("dram") == [1, 0, 2, 3]
+    # What the first has by now is no older than it was told.
+    order.note(3, "dram", 0.0, now_s=200.0)
+    order.note(1, "dram", 1.0, now_s=200.0)
+    assert order.shards("dram") == [0, 1, 3, 2]
