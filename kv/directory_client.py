@@ -78,8 +78,8 @@ class DirectoryClient:
             {shard: self.shards[shard].renew.remote(ids, lease_s) for shard, ids in own_ids.items()}
         )
         failures = _failures(answers.values())
-        if failures and len(failures) == len(answers):
-            raise failures[0]
+        if len(failures) == len(answers):
+            _raise_first(failures)
         renewed = {
             self._hold_id(own_id, shard)
             for shard, answer in answers.items()
@@ -141,18 +141,19 @@ class DirectoryClient:
 
     async def adopt(self, copies: Sequence[Copy]) -> list[str]:
         """Raises what a shard fails with when all that were asked do. What is for one that fails while others answer
-        is not refused: a shard that was lost is told again (`relist`)."""
+        is not refused: the shard is told of all it should know when it answers again (`relist`)."""
         refused, failures, num_asked = await self._adopt(copies, range(len(self.shards)))
-        if failures and len(failures) == num_asked:
-            raise failures[0]
+        if len(failures) == num_asked:
+            _raise_first(failures.values())
+        for shard in failures:
+            self._known_ids[shard] = None
         return refused
 
     async def relist(self, copies: Sequence[Copy], upkeep: Upkeep) -> list[str]:
         """`adopt` of what belongs to the shards that know nothing of the store yet. Raises what any of them fails
         with."""
         refused, failures, _ = await self._adopt(copies, upkeep.new_ids)
-        if failures:
-            raise failures[0]
+        _raise_first(failures.values())
         return refused
 
     def has_relisted(self, upkeep: Upkeep) -> None:
@@ -193,8 +194,7 @@ class DirectoryClient:
         answers = await self._gather(
             {shard: actor.extent_ids_of.remote(store_id, tier) for shard, actor in enumerate(self.shards)}
         )
-        for failure in _failures(answers.values()):
-            raise failure
+        _raise_first(_failures(answers.values()))
         return [extent_id for answer in answers.values() for extent_id in answer]
 
     # For people
@@ -202,8 +202,7 @@ class DirectoryClient:
     async def stats(self) -> dict[str, Any]:
         """See `DirectoryService.stats`; sums over the shards. Raises what one fails with."""
         answers = await self._gather({shard: actor.stats.remote() for shard, actor in enumerate(self.shards)})
-        for failure in _failures(answers.values()):
-            raise failure
+        _raise_first(_failures(answers.values()))
         total: dict[str, Any] = _sum_of(list(answers.values()))
         return total
 
@@ -218,8 +217,8 @@ class DirectoryClient:
     def _hold_id(self, own_id: int, shard: int) -> int:
         return hold_id_of(own_id, shard, len(self.shards))
 
-    async def _adopt(self, copies: Sequence[Copy], among: Iterable[int]) -> tuple[list[str], list[Exception], int]:
-        """What was refused by shards among these, the failures of others, and how many were asked."""
+    async def _adopt(self, copies: Sequence[Copy], among: Iterable[int]) -> tuple[list[str], dict[int, Exception], int]:
+        """What was refused by shards among these, the failures of others of them, and how many were asked."""
         mine: dict[int, list[Copy]] = {shard: [] for shard in among}
         for copy in copies:
             shard = shard_of_extent(copy.info.extent_id, len(self.shards))
@@ -229,7 +228,8 @@ class DirectoryClient:
             {shard: self.shards[shard].adopt.remote(pack_copies(some)) for shard, some in mine.items() if some}
         )
         refused = [extent_id for answer in answers.values() if isinstance(answer, list) for extent_id in answer]
-        return refused, _failures(answers.values()), len(answers)
+        failures = {shard: answer for shard, answer in answers.items() if isinstance(answer, Exception)}
+        return refused, failures, len(answers)
 
     async def _gather(self, calls: dict[int, Awaitable[Any]]) -> dict[int, Any]:
         """What each shard answers, or what it fails with."""
@@ -253,6 +253,12 @@ async def _answer_or_failure(call: Awaitable[Any]) -> Any:
 
 def _failures(answers: Iterable[Any]) -> list[Exception]:
     return [answer for answer in answers if isinstance(answer, Exception)]
+
+
+def _raise_first(failures: Iterable[Exception]) -> None:
+    """Nothing when there are none."""
+    for failure in failures:
+        raise failure
 
 
 def _sum_of(values: Sequence[Any]) -> Any:

@@ -171,6 +171,9 @@ def test_a_lost_shard_takes_only_its_chains_along(directory: LocalDirectory) -> 
     told = upkeep(directory)
     assert [type(failure) for failure in told.failures] == [ActorUnavailableError]
     assert told.new_ids == {}
+    # It was only out of reach; but of something it was not told.
+    directory.shards[1].is_dead = False
+    assert upkeep(directory).new_ids.keys() == {1}
 
 
 def test_a_shard_that_was_started_again_is_told_what_is_its_own(directory: LocalDirectory) -> None:
