@@ -22,7 +22,7 @@ from migrate.moves import Move
 from migrate.verdict import Abilities
 from migrate.worker_reading import WorkerReading
 
-ABILITIES: Final = Abilities(heads=False, onward=False)
+ABILITIES: Final = Abilities(heads=True, onward=False)
 """Of `Worker.move`."""
 _ANSWER_TIMEOUT_S = 5.0
 """A worker that takes longer, in a step for instance, is left out of one period."""

@@ -87,7 +87,7 @@ class KvExchange:
     def use_store(self, store: StoreAddress) -> None:
         """The store to deal with from now on (it may have been restarted)."""
         directory = None if self._store is None else self._store.directory
-        if directory is None or directory.actor != store.directory:
+        if directory is None or directory.shards != store.directory:
             directory = DirectoryClient(store.directory)
         self._store = _StoreLink(directory, store.stores, store.local_store_id)
 

@@ -75,6 +75,7 @@ def _store_settings(settings: AppSettings) -> StoreSettings:
         policy=store.policy(),
         pull_timeout_s=store.pull_timeout_s,
         layer_groups=store.layer_groups,
+        directory_shards=store.directory_shards,
     )
 
 

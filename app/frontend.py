@@ -243,7 +243,7 @@ class Frontend:
         # Without workers the last known facts stay: requests are then queued rather than refused.
         self._members = view.members or self._members
         # Where prefill workers look nothing up, what is stored saves them nothing.
-        is_shared = view.directory is not None and self.settings.store.share_prefixes
+        is_shared = bool(view.directory) and self.settings.store.share_prefixes
         self._directory = DirectoryClient(view.directory) if is_shared else None
         self.dispatcher.update_members(view.members)
 

@@ -49,13 +49,13 @@ def worker_cell(
     directory = store = None
     if "monolithic" not in roles:
         directory = directory_class.remote()
-        store = store_class.remote("node", directory, store_bytes, **store_options)
+        store = store_class.remote("node", [directory], store_bytes, **store_options)
     try:
         members = []
         for worker_id, role, handle in started:
             facts: WorkerFacts = ray.get(handle.facts.remote(), timeout=120)
             if store is not None:
-                ray.get(handle.use_store.remote(StoreAddress(directory, {"node": store}, "node")), timeout=30)
+                ray.get(handle.use_store.remote(StoreAddress((directory,), {"node": store}, "node")), timeout=30)
             members.append(
                 Member(
                     worker_id=worker_id,

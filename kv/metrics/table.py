@@ -106,32 +106,40 @@ REFUSALS = _add(
 )
 EXPIRED_TAILS = _add("store_expired_tails_total", "counter", ("store",), "Tails that nobody claimed in time.")
 
-# Of the directory
+# Of the directory, shard by shard
 
-BLOCKS = _add("store_blocks", "gauge", (), "Blocks that can be found.")
-LEASES = _add("store_leases", "gauge", (), "Leases that readers hold.")
-LEASES_GRANTED = _add("store_leases_granted_total", "counter", (), "Leases that look-ups took.")
-LEASES_EXPIRED = _add("store_leases_expired_total", "counter", (), "Leases that ended by their time.")
+BLOCKS = _add("store_blocks", "gauge", ("shard",), "Blocks that can be found.")
+LEASES = _add("store_leases", "gauge", ("shard",), "Leases that readers hold.")
+LEASES_GRANTED = _add("store_leases_granted_total", "counter", ("shard",), "Leases that look-ups took.")
+LEASES_EXPIRED = _add("store_leases_expired_total", "counter", ("shard",), "Leases that ended by their time.")
 PUTS = _add(
     "store_puts_total",
     "counter",
-    ("outcome",),
+    ("shard", "outcome"),
     "Puts that ended: committed, aborted, expired, or refused at the commit.",
 )
 EVICTIONS = _add(
     "store_evictions_total",
     "counter",
-    ("tier", "cause"),
+    ("shard", "tier", "cause"),
     "Copies of extents that went: to make room (capacity), since the limit was lowered or found exceeded (limit), by "
     "their time-to-live (ttl), with their store (lost). What a restarted store finds on its disk is lost and adopted.",
 )
 EVICTIONS_REFUSED = _add(
-    "store_evictions_refused_total", "counter", (), "Demands for room that could not be met, since too much is held."
+    "store_evictions_refused_total",
+    "counter",
+    ("shard",),
+    "Demands for room that could not be met, since too much is held.",
 )
 BROKEN_EXTENTS = _add(
-    "store_broken_extents_total", "counter", (), "Extents that readers reported as broken or gone, and that went."
+    "store_broken_extents_total",
+    "counter",
+    ("shard",),
+    "Extents that readers reported as broken or gone, and that went.",
 )
-ADOPTED = _add("store_adopted_extents_total", "counter", (), "Extents that stores brought along from an earlier run.")
+ADOPTED = _add(
+    "store_adopted_extents_total", "counter", ("shard",), "Extents that stores brought along from an earlier run."
+)
 
 # Of the controller of moves
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ class PlainControl:
 
     def __init__(self) -> None:
         self._version = 0
-        self._view = RosterView(0, (), None)
+        self._view = RosterView(0, (), ())
         self._changed = asyncio.Event()
 
     @property
@@ -35,8 +35,8 @@ class PlainControl:
 
     suspect = watch
 
-    def list_workers(self, *workers: PlainWorker, directory: Any = None) -> None:
-        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), directory)
+    def list_workers(self, *workers: PlainWorker, directory: Sequence[Any] = ()) -> None:
+        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), tuple(directory))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -138,7 +138,7 @@ def test_the_directory_is_asked_what_is_stored_only_where_prefixes_are_shared(
         store = {"share_prefixes": is_shared}
         async with frontend_of(byte_level_tokenizer, store=store) as (frontend, control):
             prefill, directory = PlainWorker("p", "prefill"), PlainDirectory()
-            control.list_workers(prefill, PlainWorker("d", "decode"), directory=directory)
+            control.list_workers(prefill, PlainWorker("d", "decode"), directory=[directory])
             await until(lambda: frontend.health_problems() == [])
             request = CompletionRequest.model_validate({"model": "tiny", "prompt": list(range(3, 43))})
             async with aclosing(frontend.generation(request, PUBLIC).pieces()) as pieces:

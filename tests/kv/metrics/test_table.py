@@ -62,7 +62,7 @@ def moves() -> Readings:
 
 
 def all_readings() -> Readings:
-    return worker() | store_readings("n1", STORE) | directory_readings(Directory()) | moves()
+    return worker() | store_readings("n1", STORE) | directory_readings(Directory(), 0) | moves()
 
 
 def test_names_say_what_they_are() -> None:
@@ -144,7 +144,9 @@ def test_the_directory_tells_why_copies_went() -> None:
         expired={"dram": 5, "disk": 6},
         lost={"dram": 7, "disk": 8},
     )
-    went = {tags: value for (metric, tags), value in directory_readings(directory).items() if metric is table.EVICTIONS}
+    readings = directory_readings(directory, 2)
+    assert {tags[0] for _, tags in readings} == {"2"}
+    went = {tags[1:]: value for (metric, tags), value in readings.items() if metric is table.EVICTIONS}
     assert went == {
         ("dram", "capacity"): 1,
         ("disk", "capacity"): 2,
