@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 from app.grpc_api.inference_pb2 import GenerateRequest
 from kv.metrics import table
 from kv.metrics.histogram import exported_as
-from kv.metrics.table import Metric, Series
+from kv.metrics.table import METRICS, Metric, Series
 from tests.app_insides import wait_free
 from tests.asked import Asked, ask
 from tests.engine_driver import make_prompt
-from tests.exported_metrics import samples
+from tests.exported_metrics import all_samples, samples
 from tests.grpc_app import LIMIT_S, grpc_client
+from tests.monitoring_files import dashboard_queries, rule_queries
 from tests.openai_app import send
 from tests.running_app import Deploy, RunningApp, small_roles
 from tests.store_cell import eventually
@@ -28,13 +30,6 @@ pytestmark = pytest.mark.cluster
 MODEL = "metered"
 """No other app's, so that what they counted is not counted here."""
 NUM_BLOCKS = 60
-ARGS: dict[str, Any] = {
-    "model": "random/llama-8x8",
-    "served_model_name": MODEL,
-    "default_sampling": {"temperature": 0},
-    "engine": {"dtype": "float32", "block_tokens": 32, "kv_cache_blocks": NUM_BLOCKS, "max_batch_tokens": 256},
-    **small_roles(),
-}
 HISTOGRAMS = {
     "ttft": table.TTFT,
     "itl": table.ITL,
@@ -44,6 +39,22 @@ HISTOGRAMS = {
     "transfer": table.TRANSFER_TIME,
     "decode": table.DECODE_TIME,
 }
+
+
+@pytest.fixture(scope="module")
+def app(deploy: Deploy, tmp_path_factory: pytest.TempPathFactory) -> RunningApp:
+    engine = {"dtype": "float32", "block_tokens": 32, "kv_cache_blocks": NUM_BLOCKS, "max_batch_tokens": 256}
+    disk = {"folder": str(tmp_path_factory.mktemp("kv")), "limit_gib": 0.1}
+    return deploy(
+        {
+            "model": "random/llama-8x8",
+            "served_model_name": MODEL,
+            "default_sampling": {"temperature": 0},
+            "engine": engine,
+            "store": {"dram_gib": 0.1, "disk": disk},
+            **small_roles(),
+        }
+    )
 
 
 class Sent:
@@ -139,8 +150,7 @@ def sum_of(found: Mapping[Series, float], metric: Metric) -> float:
     return found[exported_as(metric)[1], (MODEL,)]
 
 
-def test_what_is_shown_adds_up(deploy: Deploy) -> None:
-    app = deploy(ARGS)
+def test_what_is_shown_adds_up(app: RunningApp) -> None:
     with grpc_client(app.grpc_target) as stub:
         sent = Sent(app, stub)
         sent.over_http(40, 5, stream=False)
@@ -180,8 +190,7 @@ def test_what_is_shown_adds_up(deploy: Deploy) -> None:
         assert now["generated"] - now["itl"] == now["ttft"]
 
 
-def test_workers_show_their_blocks(deploy: Deploy) -> None:
-    app = deploy(ARGS)
+def test_workers_show_their_blocks(app: RunningApp) -> None:
     wait_free(app)
     expected = {
         (metric, (member.role, member.worker_id)): value
@@ -204,3 +213,22 @@ def test_workers_show_their_blocks(deploy: Deploy) -> None:
     with contextlib.suppress(AssertionError):
         eventually(lambda: found() == expected, 0.5)
     assert found() == expected
+
+
+def test_what_dashboard_and_rules_ask_for_is_shown(app: RunningApp) -> None:
+    """But for counters of what has not happened."""
+    ask(app.base_url, make_prompt(70, 99, vocab=250), 3, model=MODEL)
+    asked = set().union(*(query.names() for query in (*dashboard_queries(), *rule_queries())))
+    asked = {name for name in asked if not name.startswith("equipoise:")}
+    events = {f"ray_{metric.name}" for metric in METRICS if metric.kind == "counter"}
+
+    def missing() -> set[str]:
+        return asked - {sample.name for sample in all_samples()}
+
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: missing() <= events, 0.5)
+    assert missing() <= events
+    # Among what has not happened is not what every request makes happen.
+    assert missing() <= {
+        name for name in events if re.search("preempt|misses|broken|evict|refus|declined|expired", name)
+    }
