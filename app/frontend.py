@@ -28,6 +28,7 @@ from app.openai_errors import model_not_found, unavailable
 from app.openai_protocol import GenerationRequest, to_sampling
 from app.prompt_tokens import answer_tokens, check_token_ids, encode_prompt
 from app.request_metrics import RequestMetrics
+from app.request_spans import RequestSpans
 from app.roster_watch import RosterWatch
 from app.sequence_flow import SequenceFlow, SequencePlan
 from app.sequence_times import SequenceTimes
@@ -80,6 +81,7 @@ class Frontend:
         self._directory: DirectoryClient | None = None
         self._watch = RosterWatch(control, self._on_roster)
         self._metrics = RequestMetrics(model_name)
+        self._spans = None if ingress.tracing is None else RequestSpans(ingress.tracing, model_name)
         self._sweeper = asyncio.create_task(self._sweep())
         self._exporting = asyncio.create_task(self._export())
 
@@ -211,7 +213,7 @@ class Frontend:
                 )
                 choices.append(Choice(engine_request, text, SequenceTimes(arrived_s)))
             groups.append(choices)
-        return Generation(groups, self._start, self._metrics)
+        return Generation(groups, self._start, self._metrics, self._spans)
 
     def _start(self, choice: Choice, admitted: asyncio.Event) -> SequenceFlow:
         facts, request = self._facts(), choice.request

@@ -16,6 +16,7 @@ from actors.engine.request import EngineRequest
 from app.choice_text import ChoiceText, Piece
 from app.openai_responses import usage
 from app.request_metrics import Ending, RequestMetrics
+from app.request_spans import RequestSpans
 from app.sequence_flow import SequenceFlow
 from app.sequence_times import SequenceTimes
 
@@ -37,12 +38,14 @@ class Generation:
         prompts: Sequence[Sequence[Choice]],
         start: Callable[[Choice, asyncio.Event], SequenceFlow],
         metrics: RequestMetrics,
+        spans: RequestSpans | None = None,
     ) -> None:
         """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event."""
         self._prompts = prompts
         self._admitted = asyncio.Event()
         self._start = start
         self._metrics = metrics
+        self._spans = spans
         self._cached_tokens = [0] * len(prompts)
 
     def usage(self) -> dict[str, object]:
@@ -113,7 +116,7 @@ class Generation:
                     self._metrics.token(choice.times)
                 piece = choice.text.take(event)
                 if piece.finish_reason is not None:
-                    self._metrics.ended(choice.times, piece.finish_reason)
+                    self._ended(choice, piece.finish_reason)
                 yield piece
                 if choice.text.ended:
                     return
@@ -122,7 +125,14 @@ class Generation:
         """To be called once when nobody reads `pieces` any more: counts the choices that have not ended."""
         for choice in (choice for choices in self._prompts for choice in choices):
             if not choice.text.ended:
-                self._metrics.ended(choice.times, reason)
+                self._ended(choice, reason)
+
+    def _ended(self, choice: Choice, reason: Ending) -> None:
+        self._metrics.ended(choice.times, reason)
+        if self._spans is not None:
+            request = choice.request
+            prompt_tokens, answer_tokens = len(request.prompt_token_ids), choice.text.completion_tokens
+            self._spans.ended(request.request_id, choice.times, prompt_tokens, answer_tokens, reason)
 
 
 def _first_of(errors: ExceptionGroup[Exception]) -> Exception:
