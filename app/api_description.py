@@ -33,6 +33,11 @@ def _object(**properties: Schema) -> Schema:
     }
 
 
+def _open(described: Schema) -> Schema:
+    """The same, and further fields beside."""
+    return described | {"additionalProperties": True}
+
+
 def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
@@ -48,14 +53,16 @@ def _answer(kind: str, **choice: Schema) -> Schema:
         total_tokens=_COUNT,
         prompt_tokens_details=_object(cached_tokens=_COUNT),
     )
-    ends = {"enum": ["stop", "length"]}
+    ends = {"enum": ["stop", "length", "tool_calls"]}
+    # A choice has more fields where the request asks for more.
+    described = _open(_object(index=_COUNT, **choice, logprobs=_nullable({"type": "object"}), finish_reason=ends))
     return _object(
         id=_STRING,
         object={"const": kind},
         created=_COUNT,
         model=_STRING,
         system_fingerprint=_nullable(_STRING),
-        choices=_list(_object(index=_COUNT, **choice, logprobs=_nullable({"type": "object"}), finish_reason=ends)),
+        choices=_list(described),
         usage=usage,
     )
 
@@ -63,7 +70,7 @@ def _answer(kind: str, **choice: Schema) -> Schema:
 MODEL: Final = _object(
     id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len={"type": "integer"}
 )
-_MESSAGE: Final = _object(role={"const": "assistant"}, content=_STRING, refusal={"type": "null"})
+_MESSAGE: Final = _open(_object(role={"const": "assistant"}, content=_nullable(_STRING), refusal={"type": "null"}))
 
 CHAT_COMPLETION: Final = _answer("chat.completion", message=_MESSAGE)
 TEXT_COMPLETION: Final = _answer("text_completion", text=_STRING)

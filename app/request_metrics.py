@@ -16,8 +16,8 @@ from kv.metrics import table
 from kv.metrics.histogram import Histogram
 from kv.metrics.table import Readings
 
-Ending: TypeAlias = Literal["stop", "length", "abort", "timeout", "refused", "error"]
-_BY_ITSELF = frozenset({"stop", "length"})
+Ending: TypeAlias = Literal["stop", "length", "tool_calls", "abort", "timeout", "refused", "error"]
+_BY_ITSELF = frozenset({"stop", "length", "tool_calls"})
 
 
 class RequestMetrics:

@@ -110,8 +110,8 @@ REQUESTS = _add(
     "requests_total",
     "counter",
     ("model", "finished_reason"),
-    "Choices that ended, or were not begun: by themselves (stop, length), since the client left (abort), the time was "
-    "up (timeout), there was no room or a key's limit was reached (refused), or something broke (error).",
+    "Choices that ended, or were not begun: by themselves (stop, length, tool_calls), since the client left (abort), "
+    "the time was up (timeout), there was no room or a key's limit was reached (refused), or something broke (error).",
 )
 QUEUED = _add("num_requests_queued", "gauge", ("model",), "Choices that wait at the ingress to be admitted.")
 INFLIGHT = _add("num_requests_inflight", "gauge", ("model",), "Choices that were admitted and have not ended.")
