@@ -54,9 +54,9 @@ def _answer(kind: str, **choice: Schema) -> Schema:
         prompt_tokens_details=_object(cached_tokens=_COUNT),
     )
     ends = {"enum": ["stop", "length", "tool_calls"]}
-    # A choice has more fields where the request asks for more.
+    # There are more fields where the request asks for more.
     described = _open(_object(index=_COUNT, **choice, logprobs=_nullable({"type": "object"}), finish_reason=ends))
-    return _object(
+    whole = _object(
         id=_STRING,
         object={"const": kind},
         created=_COUNT,
@@ -65,6 +65,7 @@ def _answer(kind: str, **choice: Schema) -> Schema:
         choices=_list(described),
         usage=usage,
     )
+    return _open(whole)
 
 
 MODEL: Final = _object(
@@ -73,6 +74,9 @@ MODEL: Final = _object(
 _MESSAGE: Final = _open(_object(role={"const": "assistant"}, content=_nullable(_STRING), refusal={"type": "null"}))
 
 CHAT_COMPLETION: Final = _answer("chat.completion", message=_MESSAGE)
+RESPONSE: Final = _open(
+    _object(id=_STRING, object={"const": "response"}, status=_STRING, output=_list(_open(_object(type=_STRING))))
+)
 TEXT_COMPLETION: Final = _answer("text_completion", text=_STRING)
 MODELS: Final = _object(object={"const": "list"}, data=_list(MODEL))
 TOKENS: Final = _object(tokens=_list(_COUNT), count=_COUNT, max_model_len=_COUNT)

@@ -77,6 +77,12 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and not self.echo:
             message = "'max_tokens' is 0, which is only allowed with 'echo': true. It must be at least 1."
             raise invalid_request(message, param="max_tokens")
+        if self.prompt_logprobs is not None and self.echo and self.logprobs not in (None, self.prompt_logprobs):
+            message = (
+                f"'prompt_logprobs' is {self.prompt_logprobs} and 'logprobs' is {self.logprobs}, which with 'echo' is "
+                "for the prompt too. Give the same number."
+            )
+            raise invalid_request(message, param="prompt_logprobs")
         if len(self.prompt) * self.choices > MAX_SEQUENCES:
             message = (
                 f"{len(self.prompt)} prompts with 'n' {self.choices} make {len(self.prompt) * self.choices} sequences; "
@@ -91,4 +97,4 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompt_logprob_count(self) -> int | None:
-        return self.logprobs if self.echo else None
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -35,6 +36,7 @@ from app.sequence_times import SequenceTimes
 from app.settings import AppSettings
 from app.token_bytes import TokenBytes
 from app.tokenize_protocol import DetokenizeBody, TokenizeBody
+from app.tool_use import ToolUse, tool_use
 from kv.directory_client import DirectoryClient
 from kv.keys import block_keys
 from kv.metrics.ray_exporter import EXPORT_PERIOD_S, RayExporter
@@ -93,8 +95,11 @@ class Frontend:
         if isinstance(request, CompletionRequest):
             return self._completion(request, principal, arrived_s)
         if isinstance(request, ChatCompletionRequest):
+            tools = tool_use(self._tokenizer, request)
             prompt = render_chat(self._tokenizer, request)
-            return self._generation(request, [prompt], principal, arrived_s, default_tokens=None, after_text=False)
+            return self._generation(
+                request, [prompt], principal, arrived_s, default_tokens=None, after_text=False, tools=tools
+            )
         raise TypeError(f"{type(request).__name__} is no kind of request that is answered")
 
     def hold_key(self, principal: Principal) -> AbstractContextManager[None]:
@@ -173,6 +178,7 @@ class Frontend:
         *,
         default_tokens: int | None,
         after_text: bool,
+        tools: ToolUse | None = None,
     ) -> Generation:
         facts, context_tokens = self._facts(), self.context_tokens
         salt = derive_salt(principal.salt, request.cache_salt)
@@ -194,6 +200,8 @@ class Frontend:
                     random_seed=(seed + prompt_index) % 2**64,
                     choice_index=choice_index,
                 )
+                if tools is not None:
+                    sampling = replace(sampling, grammar=tools.grammar)
                 engine_request = EngineRequest(
                     f"{base}-{index}",
                     prompt,
@@ -210,10 +218,11 @@ class Frontend:
                     skip_special_tokens=request.skips_special_tokens,
                     echoed_prompt=prompt if echo else None,
                     after_text=after_text,
+                    shown_ids=() if tools is None else tools.marker_ids,
                 )
                 choices.append(Choice(engine_request, text, SequenceTimes(arrived_s)))
             groups.append(choices)
-        return Generation(groups, self._start, self._metrics, self._spans)
+        return Generation(groups, self._start, self._metrics, self._spans, tools)
 
     def _start(self, choice: Choice, admitted: asyncio.Event) -> SequenceFlow:
         facts, request = self._facts(), choice.request

@@ -19,6 +19,7 @@ from app.request_metrics import Ending, RequestMetrics
 from app.request_spans import RequestSpans
 from app.sequence_flow import SequenceFlow
 from app.sequence_times import SequenceTimes
+from app.tool_use import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,11 @@ class Generation:
         start: Callable[[Choice, asyncio.Event], SequenceFlow],
         metrics: RequestMetrics,
         spans: RequestSpans | None = None,
+        tools: ToolUse | None = None,
     ) -> None:
-        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event."""
+        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event. `tools`:
+        for whoever writes the answers out; the pieces are the model's own text."""
+        self.tools = tools
         self._prompts = prompts
         self._admitted = asyncio.Event()
         self._start = start

@@ -20,6 +20,7 @@ from app.chat_protocol import ChatCompletionRequest
 from app.client_presence import Departures, EventStream, unless_gone
 from app.completion_protocol import CompletionRequest
 from app.default_sampling import default_sampling
+from app.event_answer import EventAnswer
 from app.frontend import Frontend
 from app.grpc_api.call import caller
 from app.grpc_api.from_proto import generation_request, tokenize_request
@@ -37,11 +38,13 @@ from app.grpc_api.to_proto import chunks, whole_response
 from app.http_guard import KeyGuard, install_error_handlers, use_keys
 from app.key_file import KeyFile
 from app.openai_answers import OpenAIAnswer
-from app.openai_errors import model_not_found
+from app.openai_errors import model_not_found, no_embeddings
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import model_entry, model_list
 from app.request_body import read_body
 from app.request_parsing import LONG_BODY_BYTES, parse_request
+from app.responses_answer import ResponsesAnswer
+from app.responses_protocol import ResponsesRequest
 from app.running_answer import RunningAnswer
 from app.settings import AppSettings
 from app.tokenize_protocol import DetokenizeBody, TokenizeBody, tokenized
@@ -133,6 +136,28 @@ class Ingress:
         return await self._answer(request, CompletionRequest)
 
     @http.post(
+        "/v1/responses",
+        responses=described.answers(
+            "The answer, or a stream of its pieces.", described.RESPONSE, *described.GENERATION, streams=True
+        ),
+        openapi_extra=described.reads(ResponsesRequest),
+    )
+    async def responses(self, request: Request) -> Response:
+        """OpenAI's responses, as far as they are chats."""
+        body, principal = await read_body(request), request.state.principal
+
+        def answer() -> EventAnswer:
+            given = parse_request(body, ResponsesRequest)
+            return ResponsesAnswer(self._running(given.as_chat(), principal), given)
+
+        return await self._send(request, await self._read(len(body), answer))
+
+    @http.post("/v1/embeddings", include_in_schema=False)  # there is nothing to describe
+    async def embeddings(self) -> Response:
+        """A 400 that says that there are none: clients try it on every server."""
+        raise no_embeddings()
+
+    @http.post(
         "/tokenize",
         responses=described.answers("The token ids.", described.TOKENS, *described.WITH_BODY),
         openapi_extra=described.reads(TokenizeBody),
@@ -170,8 +195,10 @@ class Ingress:
     async def _answer(self, http_request: Request, kind: type[GenerationRequest]) -> Response:
         body, principal = await read_body(http_request), http_request.state.principal
         running = await self._read(len(body), lambda: self._running(parse_request(body, kind), principal))
-        answer = OpenAIAnswer(running, self._frontend.table)
-        if running.request.stream:
+        return await self._send(http_request, OpenAIAnswer(running, self._frontend.table))
+
+    async def _send(self, http_request: Request, answer: EventAnswer) -> Response:
+        if answer.is_streamed:
             try:
                 return EventStream(await unless_gone(http_request, answer.stream()), answer.close)
             except BaseException:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
@@ -39,7 +40,6 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 NO_EFFECT = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",  # without tools there are no calls
         "prediction",  # a hint for speed
         "prompt_cache_key",
         "prompt_cache_options",
@@ -156,27 +156,24 @@ class GenerationRequest(BaseModel):
         str | None, PlainValidator(structured_outputs_grammar, json_schema_input_type=_StructuredOutputsInput)
     ] = None
     """The same."""
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description=f"a whole number from 0 to {MAX_LOGPROBS}"
+    )
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="a string of 1 to 256 characters")
 
     @model_validator(mode="before")
     @classmethod
     def _sift_fields(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        known = cls.model_fields.keys() | NO_EFFECT | cls._harmless.keys()
-        unknown = [name for name in data if name not in known]
-        if unknown:
-            raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
-        for name, values in cls._harmless.items():
-            if name in data and data[name] not in values:
-                off = " or ".join(json.dumps(value) for value in values if value is not None)
-                raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
-        return {name: value for name, value in data.items() if name in cls.model_fields}
+        return sifted(data, cls.model_fields.keys(), cls._harmless) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid_request("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid_request(
+                "'prompt_logprobs' come with a whole answer only. Leave out 'stream'.", param="prompt_logprobs"
+            )
         if self.response_format is not None and self.structured_outputs is not None:
             raise invalid_request(
                 "'response_format' and 'structured_outputs' both say what the answer keeps to. Give one of them.",
@@ -226,7 +223,21 @@ class GenerationRequest(BaseModel):
     @property
     def prompt_logprob_count(self) -> int | None:
         """The same for the prompt's tokens."""
-        return None
+        return self.prompt_logprobs
+
+
+def sifted(data: dict[str, Any], fields: Collection[str], harmless: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Those of `fields` that a request has. Raises ApiError 400 for others, unless they are in `NO_EFFECT`, or hold
+    what `harmless` has for them."""
+    known = {*fields, *NO_EFFECT, *harmless}
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
+    for name, values in harmless.items():
+        if name in data and data[name] not in values:
+            off = " or ".join(json.dumps(value) for value in values if value is not None)
+            raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
+    return {name: value for name, value in data.items() if name in fields}
 
 
 def to_sampling(

@@ -23,11 +23,12 @@ from app.known_shapes import KNOWN_CONFIGS
 from app.serve_config import read_serve_config
 from app.settings import AppSettings, EngineSettings
 from app.settings_error import SettingsError
-from app.sizing import DTYPE_BYTES, GIB, DeviceRoom, ModelShape, SizingError, chosen_dtype, room_for_kv, shape_of
+from app.sizing import GIB, CheckpointShape, DeviceRoom, SizingError, chosen_dtype, room_for_kv, shape_of
+from kv.layout import DTYPE_BYTES
 from migrate.load import Role
 
 
-def read_shape(model: str, config_path: str | None = None) -> ModelShape:
+def read_shape(model: str, config_path: str | None = None) -> CheckpointShape:
     """The model's shape from `config_path`, the model's own folder, a random model's name or the table of known ones.
 
     Raises: SizingError: none of them has it, or what is there can't be read.
@@ -54,7 +55,9 @@ def read_shape(model: str, config_path: str | None = None) -> ModelShape:
     )
 
 
-def room_of(shape: ModelShape, engine: EngineSettings, *, on_gpu: bool, device_memory_gib: float | None) -> DeviceRoom:
+def room_of(
+    shape: CheckpointShape, engine: EngineSettings, *, on_gpu: bool, device_memory_gib: float | None
+) -> DeviceRoom:
     """What one worker with these engine settings has room for.
 
     Raises: SizingError: it can't fit.
@@ -76,7 +79,7 @@ def room_of(shape: ModelShape, engine: EngineSettings, *, on_gpu: bool, device_m
     )
 
 
-def plan(settings: AppSettings, shape: ModelShape, device_memory_gib: float | None = None) -> dict[str, Any]:
+def plan(settings: AppSettings, shape: CheckpointShape, device_memory_gib: float | None = None) -> dict[str, Any]:
     """The arithmetic for every role that the settings' mode has, as plain data.
 
     Args:
@@ -96,7 +99,9 @@ def plan(settings: AppSettings, shape: ModelShape, device_memory_gib: float | No
     }
 
 
-def _plan_role(settings: AppSettings, role: Role, shape: ModelShape, device_memory_gib: float | None) -> dict[str, Any]:
+def _plan_role(
+    settings: AppSettings, role: Role, shape: CheckpointShape, device_memory_gib: float | None
+) -> dict[str, Any]:
     engine, workers = settings.engine_for(role), settings.role(role)
     on_gpu = engine.device == "cuda" or (engine.device == "auto" and workers.num_gpus > 0)
     memory = settings.plan.device_memory_gib if on_gpu and device_memory_gib is None else device_memory_gib
@@ -123,7 +128,7 @@ def _plan_role(settings: AppSettings, role: Role, shape: ModelShape, device_memo
     }
 
 
-def _plan_store(settings: AppSettings, shape: ModelShape) -> dict[str, Any] | None:
+def _plan_store(settings: AppSettings, shape: CheckpointShape) -> dict[str, Any] | None:
     """Room of one node's store by tier; None where there is no store. Headers and checksums of parts are left out: they
     take less than one part in a thousand."""
     if settings.mode == "monolithic":

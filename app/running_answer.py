@@ -45,6 +45,7 @@ class RunningAnswer:
         self.is_chat = isinstance(request, ChatCompletionRequest)
         self.wants_logprobs = request.top_logprob_count is not None
         self.head = AnswerHead(f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), model)
+        self.tools = generation.tools
         self._generation = generation
         self._timeout_s = timeout_s
         self._hold = hold
@@ -64,6 +65,7 @@ class RunningAnswer:
                 so_far.logprobs += piece.logprobs
                 so_far.text_offsets += piece.text_offsets
                 so_far.finish_reason = piece.finish_reason
+                so_far.prompt_logprobs = so_far.prompt_logprobs or piece.prompt_logprobs
         return [piece for _, piece in sorted(merged.items())]
 
     async def pieces(self) -> AsyncGenerator[Piece]:

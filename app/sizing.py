@@ -8,12 +8,14 @@ module reckons, and rounds each layer's weights up to slabs: expect a slab a lan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-GIB = 1 << 30
+from kv.layout import DTYPE_BYTES
+from tuning.model_config import ModelConfigError, counted_shape
+from tuning.model_shape import ModelShape
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GIB = 1 << 30
 
 GPU_WORKSPACE_BYTES = 2 * GIB
 """What the engine keeps free on a GPU for activations, logits and the kernels' own memory."""
@@ -24,35 +26,28 @@ CUDA_CONTEXT_BYTES = GIB // 2
 DEFAULT_CPU_KV_BYTES = GIB
 """What the engine takes for KV on a CPU when nothing is said."""
 
-FAMILIES = ("llama", "mistral", "opt", "qwen2", "qwen3")
-
 
 class SizingError(ValueError):
     """A model whose shape can't be read, or a setting under which it can't fit; the message has the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What memory depends on. Parameters count numbers, each tied one once."""
+class CheckpointShape:
+    """What memory depends on."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-    max_context_tokens: int
+    sizes: ModelShape
+    """In float32."""
     dtype: str
     """Of the checkpoint."""
-    layer_parameters: int
-    """In one layer."""
-    outer_parameters: int
-    """Outside the layers: embeddings, last norm, head."""
 
     @property
     def parameters(self) -> int:
-        return self.outer_parameters + self.layers * self.layer_parameters
+        """Numbers of the model, each tied one once."""
+        return self.sizes.parameters
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """K and V of all layers and KV heads for one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        return replace(self.sizes, dtype_bytes=DTYPE_BYTES[dtype]).kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,68 +69,17 @@ class DeviceRoom:
         return self.blocks * self.block_tokens
 
 
-def shape_of(config: Mapping[str, Any]) -> ModelShape:
+def shape_of(config: Mapping[str, Any]) -> CheckpointShape:
     """The shape that a Hugging Face config.json describes.
 
-    Raises: SizingError: another family than FAMILIES, or a key that is missing.
+    Raises: SizingError: what `tuning.model_config.counted_shape` refuses.
     """
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise SizingError(f"model_type is {family!r}; sizes are known for {', '.join(FAMILIES)}")
     try:
-        return _opt_shape(config) if family == "opt" else _llama_shape(config, family)
-    except KeyError as error:
-        raise SizingError(f"the model's config has no {error.args[0]!r}, which its size depends on") from error
-
-
-def _llama_shape(config: Mapping[str, Any], family: str) -> ModelShape:
-    """Llama and what has its shape: gated MLP, RMS norms, rotary positions, grouped KV heads."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
-    query, key_value, inner = heads * head_dim, kv_heads * head_dim, config["intermediate_size"]
-    in_bias = family == "qwen2" or config.get("attention_bias", False)
-    out_bias = family != "qwen2" and config.get("attention_bias", False)
-    layer = hidden * query + 2 * hidden * key_value + query * hidden + 3 * hidden * inner + 2 * hidden
-    layer += (query + 2 * key_value if in_bias else 0) + (hidden if out_bias else 0)
-    layer += 2 * head_dim if family == "qwen3" else 0  # norms of q and k
-    layer += 2 * inner + hidden if config.get("mlp_bias", False) else 0
-    matrices = 1 if config.get("tie_word_embeddings", False) else 2
-    return ModelShape(
-        layers=config["num_hidden_layers"],
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_context_tokens=config["max_position_embeddings"],
-        dtype=_dtype_of(config),
-        layer_parameters=layer,
-        outer_parameters=matrices * config["vocab_size"] * hidden + hidden,
-    )
-
-
-def _opt_shape(config: Mapping[str, Any]) -> ModelShape:
-    """OPT: plain MLP, layer norms with bias, a table of learned positions with two rows before the first."""
-    hidden, heads, inner = config["hidden_size"], config["num_attention_heads"], config["ffn_dim"]
-    embedded = config.get("word_embed_proj_dim") or hidden
-    bias = 1 if config.get("enable_bias", True) else 0
-    norm = 2 * hidden if config.get("layer_norm_elementwise_affine", True) else 0
-    layer = 4 * (hidden * hidden + bias * hidden) + 2 * hidden * inner + bias * (inner + hidden) + 2 * norm
-    outer = config["vocab_size"] * embedded * (1 if config.get("tie_word_embeddings", True) else 2)
-    outer += (config["max_position_embeddings"] + 2) * hidden
-    outer += 2 * embedded * hidden if embedded != hidden else 0
-    last_norm = config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm", False)
-    return ModelShape(
-        layers=config["num_hidden_layers"],
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        max_context_tokens=config["max_position_embeddings"],
-        dtype=_dtype_of(config),
-        layer_parameters=layer,
-        outer_parameters=outer + (norm if last_norm else 0),
-    )
-
-
-def _dtype_of(config: Mapping[str, Any]) -> str:
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        sizes = counted_shape(config, "the model", DTYPE_BYTES["float32"])
+    except ModelConfigError as error:
+        raise SizingError(str(error)) from error
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return CheckpointShape(sizes, str(dtype).removeprefix("torch."))
 
 
 def chosen_dtype(asked: str, checkpoint: str, *, on_gpu: bool) -> str:
@@ -148,7 +92,7 @@ def chosen_dtype(asked: str, checkpoint: str, *, on_gpu: bool) -> str:
 
 
 def room_for_kv(
-    shape: ModelShape,
+    shape: CheckpointShape,
     *,
     dtype: str,
     block_tokens: int,
@@ -198,17 +142,20 @@ def room_for_kv(
         )
     rows = wanted // slab_row_bytes
     if rows < 1:
+        lanes = shape.sizes.num_layers * shape.sizes.num_kv_heads
         raise SizingError(
             f"{_gib(wanted)} are there for KV, and the least that the engine can use is {_gib(slab_row_bytes)} (one "
-            f"slab of {slab_pages} pages of {block_tokens} tokens for each of {shape.layers * shape.kv_heads} lanes): "
+            f"slab of {slab_pages} pages of {block_tokens} tokens for each of {lanes} lanes): "
             "raise kv_cache_gib or gpu_memory_utilization, or lower slab_pages"
         )
     blocks = rows * slab_pages if kv_cache_blocks is None else kv_cache_blocks
-    longest = min(shape.max_context_tokens, blocks * block_tokens, max_context_tokens or shape.max_context_tokens)
+    longest = min(
+        shape.sizes.max_context_tokens, blocks * block_tokens, max_context_tokens or shape.sizes.max_context_tokens
+    )
     if max_context_tokens is not None and longest < max_context_tokens:
         reason = (
-            f"the model was made for {shape.max_context_tokens} tokens"
-            if longest == shape.max_context_tokens
+            f"the model was made for {shape.sizes.max_context_tokens} tokens"
+            if longest == shape.sizes.max_context_tokens
             else f"the KV cache holds {blocks * block_tokens} tokens"
         )
         raise SizingError(f"max_context_tokens is {max_context_tokens}, but {reason}: lower it, or give KV more memory")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -45,15 +47,18 @@ def find_figure_file(name_or_path: str, folder: Path) -> Path:
     return path
 
 
-def read_figure_file(path: Path, kind: type[T]) -> T:
+def read_figure_file(path: Path, kind: type[T], check: Callable[[T], None] | None = None) -> T:
     """Reads a file whose keys are the fields of a dataclass.
 
     Fields may be str, int, float, dataclasses, `tuple[X, ...]` (a list), `dict[str, X]` and `X | None`. Those with a
     default may be left out. A whole number may be written as 85.9e9, and a date without quotes.
 
+    Args:
+        check: raises FigureError of what is refused in a file though the dataclass takes it.
+
     Raises:
         FigureFileError: it can't be read, a key is unknown, missing or given twice, a value is of another type, or the
-            dataclass refuses it.
+            dataclass or `check` refuses it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -67,7 +72,11 @@ def read_figure_file(path: Path, kind: type[T]) -> T:
         raise FigureFileError(f"{path} is nested too deeply: it must have {_keys_of(kind)}") from error
     if root is None:
         raise FigureFileError(f"{path} is empty: it must have {_keys_of(kind)}")
-    built: T = _Builder(path).build(kind, root, "")
+    builder = _Builder(path)
+    built: T = builder.build(kind, root, "")
+    if check is not None:
+        with builder.refusals(""):
+            check(built)
     return built
 
 
@@ -104,6 +113,16 @@ class _Builder:
             return tuple(self.build(arguments[0], item, _below(place, i)) for i, item in enumerate(node.value))
         return self._scalar(kind, node, place)
 
+    @contextmanager
+    def refusals(self, place: str) -> Iterator[None]:
+        """Gives what is raised about the value at a place its line."""
+        try:
+            yield
+        except FigureError as error:
+            raise self._refusal(_below(place, error.place), str(error)) from error
+        except ValueError as error:
+            raise self._refusal(place, str(error)) from error
+
     def _dataclass(self, kind: Any, node: yaml.Node, place: str) -> Any:
         hints = get_type_hints(kind)
         fields = {field.name: field for field in dataclasses.fields(kind)}
@@ -115,12 +134,8 @@ class _Builder:
             if name not in values and field.default is dataclasses.MISSING:
                 raise self._refusal(place, f"{name!r} is missing; required and allowed: {_keys_of(kind)}")
         built = {key: self.build(hints[key], value, _below(place, key)) for key, value in values.items()}
-        try:
+        with self.refusals(place):
             return kind(**built)
-        except FigureError as error:
-            raise self._refusal(_below(place, error.place), str(error)) from error
-        except ValueError as error:
-            raise self._refusal(place, str(error)) from error
 
     def _mapping(self, node: yaml.Node, place: str, allowed: str) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):

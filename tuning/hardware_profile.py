@@ -6,11 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from tuning.believable import Range, check_date, check_range, check_text
 from tuning.figure_file import FigureError, find_figure_file, read_figure_file
 from tuning.model_shape import ModelShape
 
 _FOLDER = Path(__file__).parent / "hardware"
+
+_BELIEVED: Final = {
+    "flops_per_s": Range(1e9, 1e18, "operations a second", "312 TFLOPS are written 312e12"),
+    "memory_bytes": Range(1e8, 1e15, "bytes", "80 GB are written 80e9, and 80 GiB 85_899_345_920"),
+    "memory_bytes_per_s": Range(1e8, 1e16, "bytes a second", "2,039 GB/s are written 2039e9"),
+    "host_link_bytes_per_s": Range(1e7, 1e15, "bytes a second", "25.6 GB/s are written 25.6e9"),
+    "network_bytes_per_s": Range(1e6, 1e14, "bytes a second", "200 Gb/s are 25 GB/s, written 25e9"),
+    "step_overhead_s": Range(0.0, 1.0, "seconds", "2 ms are written 0.002"),
+}
+"""From a slow CPU to a rack of devices that work as one, with room on both sides (ours): a slip of a thousand leaves
+the range of a device as they are sold."""
+_IN_SECONDS: Final = "2 ms are written 0.002"
+_MEASURED: Final = {
+    "base_s": Range(0.0, 60.0, "seconds", _IN_SECONDS),
+    "token_s": Range(0.0, 1.0, "seconds", _IN_SECONDS),
+    "context_token_s": Range(0.0, 1.0, "seconds", _IN_SECONDS),
+    "row_s": Range(0.0, 1.0, "seconds", _IN_SECONDS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +153,24 @@ def read_hardware(name_or_path: str) -> HardwareProfile:
     """A profile of `tuning/hardware/` by name, or of a YAML file by its path.
 
     Raises:
-        FigureFileError: there is none, or it is refused; the message names the line.
+        FigureFileError: there is none, or it is refused, also for figures that must be in another unit; the message
+            names the line.
     """
-    return read_figure_file(find_figure_file(name_or_path, _FOLDER), HardwareProfile)
+    return read_figure_file(find_figure_file(name_or_path, _FOLDER), HardwareProfile, _check_slips)
+
+
+def _check_slips(profile: HardwareProfile) -> None:
+    """Raises FigureError where a figure is beside what any device can be, so in another unit; of other slips too."""
+    check_text("name", profile.name)
+    for field, allowed in _BELIEVED.items():
+        check_range(field, getattr(profile, field), allowed)
+    for number, timing in enumerate(profile.measured):
+        place = f"measured.{number}"
+        check_date(f"{place}.date", timing.date)
+        for field in ("base_s", "token_s"):
+            check_range(f"{place}.prefill.{field}", getattr(timing.prefill, field), _MEASURED[field])
+        for field in ("base_s", "context_token_s", "row_s"):
+            check_range(f"{place}.decode.{field}", getattr(timing.decode, field), _MEASURED[field])
 
 
 def _require(

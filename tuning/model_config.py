@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kv.layout import DTYPE_BYTES
+from kv.repeated_keys import RepeatedKeysError, load_json
 from tuning.known_models import KNOWN_CONFIGS
 from tuning.model_shape import ModelShape
 
@@ -51,18 +51,36 @@ def _read_checkpoint_shape(name_or_path: str) -> ModelShape:
         names = ", ".join(sorted(KNOWN_CONFIGS))
         raise ModelConfigError(f"{name_or_path!r} is no model known by name ({names}), and no config.json lies there")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path.read_text(encoding="utf-8"))
+    except RepeatedKeysError as error:
+        raise ModelConfigError(f"{path}: {error}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelConfigError(f"{path} can't be read as JSON ({error}): give a Hugging Face config.json") from error
     return shape_of_config(config, path.resolve().parent.name)
 
 
 def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a config.json describes, under the given name.
+    """The shape that a config.json describes, under the given name, for whoever asks how long steps take.
 
     Raises:
-        ModelConfigError: another family than FAMILIES, a missing key, or one whose value changes sizes or times in a
-            way that `ModelShape` can't express (experts, quantised weights, windows of attention).
+        ModelConfigError: as `counted_shape`; a dtype that is not in `kv.layout.DTYPE_BYTES`, or windows of attention,
+            which change times in a way that `ModelShape` can't express.
+    """
+    keys = _Keys(config, name)
+    key = "dtype" if "dtype" in keys.config else "torch_dtype"
+    dtype = keys.text(key).removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        keys.refuse(key, f"one of {', '.join(DTYPE_BYTES)}")
+    _refuse_windows(keys, keys.text("model_type"))
+    return counted_shape(config, name, DTYPE_BYTES[dtype])
+
+
+def counted_shape(config: Mapping[str, Any], name: str, dtype_bytes: int) -> ModelShape:
+    """The same for whoever asks for memory alone, in a dtype of their own.
+
+    Raises:
+        ModelConfigError: another family than FAMILIES, a missing key, or one whose value changes sizes in a way that
+            `ModelShape` can't express (experts, quantised weights).
     """
     keys = _Keys(config, name)
     family = keys.text("model_type")
@@ -70,15 +88,9 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
         keys.refuse("model_type", f"one of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         keys.refuse("quantization_config", "none: give the config of the model whose weights are not quantised")
-    dtype = keys.text("dtype" if "dtype" in config else "torch_dtype").removeprefix("torch.")
-    if dtype not in DTYPE_BYTES:
-        keys.refuse("dtype" if "dtype" in config else "torch_dtype", f"one of {', '.join(DTYPE_BYTES)}")
     _refuse_experts(keys)
-    _refuse_windows(keys, family)
     try:
-        return (
-            _opt_shape(keys, DTYPE_BYTES[dtype]) if family == "opt" else _llama_shape(keys, family, DTYPE_BYTES[dtype])
-        )
+        return _opt_shape(keys, dtype_bytes) if family == "opt" else _llama_shape(keys, family, dtype_bytes)
     except ModelConfigError:
         raise
     except ValueError as error:
@@ -181,8 +193,8 @@ def _opt_shape(keys: _Keys, dtype_bytes: int) -> ModelShape:
     hidden, inner, layers = (keys.size(key) for key in ("hidden_size", "ffn_dim", "num_hidden_layers"))
     heads = keys.size("num_attention_heads")
     positions = keys.size("max_position_embeddings")
-    if keys.size("word_embed_proj_dim", default=hidden) != hidden:
-        keys.refuse("word_embed_proj_dim", f"hidden_size, {hidden}: embeddings of another width are not modelled")
+    embedded = keys.size("word_embed_proj_dim", default=hidden)
+    projections = 0 if embedded == hidden else 2 * embedded * hidden
     bias = keys.switch("enable_bias", True)
     norm = 2 * hidden if keys.switch("layer_norm_elementwise_affine", True) else 0
     layer = 2 * norm + (4 * hidden + inner + hidden if bias else 0)
@@ -200,5 +212,6 @@ def _opt_shape(keys: _Keys, dtype_bytes: int) -> ModelShape:
         dtype_bytes=dtype_bytes,
         gated_mlp=False,
         tied_embeddings=keys.switch("tie_word_embeddings", True),
-        other_parameters=layers * layer + (positions + 2) * hidden + (norm if last_norm else 0),
+        other_parameters=layers * layer + (positions + 2) * hidden + projections + (norm if last_norm else 0),
+        embedding_size=None if embedded == hidden else embedded,
     )

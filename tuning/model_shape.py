@@ -32,7 +32,9 @@ class ModelShape:
     tied_embeddings: bool = False
     """The head's matrix is the embedding's."""
     other_parameters: int = 0
-    """Norms, biases, learned positions: in memory, but next to nothing to compute."""
+    """Norms, biases, learned positions, projections of embeddings: in memory, but next to nothing to compute."""
+    embedding_size: int | None = None
+    """Numbers in the embedding of a token, where they are not `hidden_size`."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -51,6 +53,10 @@ class ModelShape:
                 raise ValueError(f"{field}={value!r} is not allowed: give an int of at least 1")
         if type(self.other_parameters) is not int or self.other_parameters < 0:
             raise ValueError(f"other_parameters={self.other_parameters!r} is not allowed: give an int of at least 0")
+        if self.embedding_size is not None and (type(self.embedding_size) is not int or self.embedding_size < 1):
+            raise ValueError(
+                f"embedding_size={self.embedding_size!r} is not allowed: give an int of at least 1, or None"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not allowed with num_kv_heads={self.num_kv_heads}: "
@@ -68,7 +74,7 @@ class ModelShape:
     @property
     def embedding_parameters(self) -> int:
         """Numbers in the table of token embeddings, and in the head."""
-        return self.vocab_size * self.hidden_size
+        return self.vocab_size * (self.embedding_size or self.hidden_size)
 
     @property
     def parameters(self) -> int:

@@ -53,15 +53,15 @@ def above_0(text: str) -> float:
     """A finite number above 0."""
     value = _float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a finite number above 0")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not allowed: give a finite number above 0")
     return value
 
 
-def at_least_0(text: str) -> float:
-    """A number of at least 0, inf included."""
+def above_0_or_inf(text: str) -> float:
+    """A number above 0, inf included."""
     value = _float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a number, 0 or more, or inf")
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not allowed: give a number above 0, or inf for no limit")
     return value
 
 
@@ -69,7 +69,7 @@ def share(text: str) -> float:
     """A number above 0 and at most 1."""
     value = _float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give a share above 0 and at most 1")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not allowed: give a share above 0 and at most 1")
     return value
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from tuning.believable import Range, check_date, check_range, check_text
 from tuning.figure_file import FigureError, find_figure_file, read_figure_file
 from tuning.price_steps import DiskStep, DramStep, check_prices, check_steps, step_at
 
 _FOLDER = Path(__file__).parent / "prices"
+_HOURS_PER_MONTH: Final = Range(28 * 24, 31 * 24, "hours", "A month has 28 to 31 days, and 730 hours in the mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,9 @@ class DiskClass:
 
     def month_price(self, size_gib: float) -> float:
         """Of a disk of this size, above 0."""
-        step = step_at(self.steps, size_gib, "a disk")
         extra = self.extra_iops.amount * self.extra_iops.each_month
         extra += self.extra_mb_per_s.amount * self.extra_mb_per_s.each_month
-        return step.month + step.gib_month * size_gib + extra
+        return step_at(self.steps, size_gib, "a disk").month_price(size_gib) + extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class PriceBook:
     name: str
     currency: str
     as_of: str
-    """When these were the prices."""
+    """When these were the prices, as YYYY-MM-DD."""
     source: str
     """Where they come from."""
     hours_per_month: float
@@ -106,8 +108,7 @@ class PriceBook:
         _check_amount("dram_gib", dram_gib)
         if dram_gib == 0:
             return 0.0
-        step = step_at(self.dram, dram_gib, "DRAM")
-        return step.hour + step.gib_hour * dram_gib
+        return step_at(self.dram, dram_gib, "DRAM").hour_price(dram_gib)
 
     def disk_per_hour(self, disk_class: str | None, disk_gib: float) -> float:
         """phi of disk: the price of an hour of one disk of this size; 0 for none, whatever the class."""
@@ -158,7 +159,14 @@ def read_prices(name_or_path: str) -> PriceBook:
     Raises:
         FigureFileError: there is none, or it is refused; the message names the line.
     """
-    return read_figure_file(find_figure_file(name_or_path, _FOLDER), PriceBook)
+    return read_figure_file(find_figure_file(name_or_path, _FOLDER), PriceBook, _check_slips)
+
+
+def _check_slips(book: PriceBook) -> None:
+    for field in ("name", "currency", "source"):
+        check_text(field, getattr(book, field))
+    check_date("as_of", book.as_of)
+    check_range("hours_per_month", book.hours_per_month, _HOURS_PER_MONTH)
 
 
 def _check_amount(name: str, value: float) -> None:

@@ -25,15 +25,22 @@ S = TypeVar("S", bound=Step)
 
 @dataclass(frozen=True, slots=True)
 class DramStep:
-    """Price of an hour: `hour` whatever the size is within the step, and `gib_hour` for each GiB of the whole size."""
+    """Price of an hour: `hour` whatever the size is within the step, and `gib_hour` for each GiB of the whole size.
+
+    One of them at least: a step whose price was forgotten would be free. What is free says 0.
+    """
 
     above_gib: float
     up_to_gib: float
-    hour: float = 0.0
-    gib_hour: float = 0.0
+    hour: float | None = None
+    gib_hour: float | None = None
 
     def __post_init__(self) -> None:
-        check_prices(self, ("hour", "gib_hour"))
+        _check_step(self, "hour", "gib_hour")
+
+    def hour_price(self, size_gib: float) -> float:
+        """Of a size within the step."""
+        return (self.hour or 0.0) + (self.gib_hour or 0.0) * size_gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +53,23 @@ class DiskStep:
     """Reads and writes a second."""
     mb_per_s: float
     """10^6 bytes a second."""
-    month: float = 0.0
-    gib_month: float = 0.0
+    month: float | None = None
+    gib_month: float | None = None
 
     def __post_init__(self) -> None:
-        check_prices(self, ("month", "gib_month", "iops", "mb_per_s"))
+        check_prices(self, ("iops", "mb_per_s"))
+        _check_step(self, "month", "gib_month")
+
+    def month_price(self, size_gib: float) -> float:
+        """Of a size within the step."""
+        return (self.month or 0.0) + (self.gib_month or 0.0) * size_gib
+
+
+def _check_step(step: Step, flat: str, by_gib: str) -> None:
+    given = [field for field in (flat, by_gib) if getattr(step, field) is not None]
+    if not given:
+        raise ValueError(f"the step has no price: give {flat}, {by_gib} or both, and 0 for what costs nothing")
+    check_prices(step, given)
 
 
 def check_prices(owner: object, fields: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
+from actors.engine.split_heads import StepHeads
 from actors.engine.step_plan import StepPlan
 
 
@@ -64,10 +65,12 @@ class StepRunner:
         """Hidden states [T, hidden] before the first layer."""
         return self._model.embed(batch)
 
-    def run_layers(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range) -> torch.Tensor:
-        """`run` for some layers that lie here, over hidden states [T, hidden]."""
+    def run_layers(
+        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range, heads: StepHeads | None
+    ) -> torch.Tensor:
+        """`run` for some layers that lie here, over hidden states [T, hidden]. `heads`: see `CausalModel`."""
         with self._marked(plan):
-            return self._model.run_layers(hidden, layers, batch, self._waiting(plan))
+            return self._model.run_layers(hidden, layers, batch, self._waiting(plan), heads)
 
     def wait_for(self, plan: StepPlan, layer: int) -> None:
         """Returns when all K and V that are still on their way are there up to `layer`, or have failed."""

@@ -15,12 +15,14 @@ from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
 from app.ingress import http
 from app.openai_errors import ApiError, overloaded
+from app.responses_protocol import ResponsesRequest
 from app.tokenize_protocol import DetokenizeBody, TokenizeBody
 
 DOCUMENT: dict[str, Any] = get_openapi(title="x", version="1", routes=http.routes)
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }

@@ -17,7 +17,6 @@ from app.known_shapes import KNOWN_CONFIGS
 from app.sizing import (
     CUDA_CONTEXT_BYTES,
     DEFAULT_CPU_KV_BYTES,
-    FAMILIES,
     GIB,
     GPU_WORKSPACE_BYTES,
     SizingError,
@@ -25,16 +24,16 @@ from app.sizing import (
     room_for_kv,
     shape_of,
 )
+from tuning.model_config import FAMILIES
 
 LLAMA_2_13B = shape_of(KNOWN_CONFIGS["meta-llama/Llama-2-13b-hf"])
 
 
 def test_llama_2_13b_by_hand() -> None:
-    # A layer: q, k, v, o of 5120 x 5120; gate, up, down of 5120 x 13824; two norms.
-    assert LLAMA_2_13B.layer_parameters == 4 * 5120 * 5120 + 3 * 5120 * 13824 + 2 * 5120
+    # 40 layers: q, k, v, o of 5120 x 5120; gate, up, down of 5120 x 13824; two norms.
+    layers = 40 * (4 * 5120 * 5120 + 3 * 5120 * 13824 + 2 * 5120)
     # Two matrices of 32000 x 5120 and a norm.
-    assert LLAMA_2_13B.outer_parameters == 2 * 32000 * 5120 + 5120
-    assert LLAMA_2_13B.parameters == 13_015_864_320
+    assert LLAMA_2_13B.parameters == layers + 2 * 32000 * 5120 + 5120 == 13_015_864_320
     assert LLAMA_2_13B.kv_bytes_per_token("float16") == 819_200  # 2 x 40 layers x 40 heads x 128 x 2 bytes
     assert LLAMA_2_13B.kv_bytes_per_token("float32") == 2 * 819_200
 
@@ -105,7 +104,6 @@ def test_parameters_are_counted_as_transformers_builds_them(
         model = AutoModelForCausalLM.from_config(config)
     shape = shape_of(config.to_dict())
     assert shape.parameters == model.num_parameters()
-    assert shape.layer_parameters * layers + shape.outer_parameters == shape.parameters
 
 
 @pytest.mark.parametrize("family", RANDOM_FAMILIES)
@@ -188,6 +186,8 @@ def test_what_fits_never_takes_more_than_there_is(
 def test_what_cannot_be_sized_is_refused() -> None:
     with pytest.raises(SizingError, match="'bert'"):
         shape_of({"model_type": "bert"})
+    with pytest.raises(SizingError, match=r"quantization_config is .*; allowed: none"):
+        shape_of(KNOWN_CONFIGS["facebook/opt-125m"] | {"quantization_config": {"bits": 4}})
     with pytest.raises(SizingError, match="'intermediate_size'"):
         shape_of(
             {

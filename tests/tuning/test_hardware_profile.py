@@ -64,6 +64,7 @@ def test_a_profile_with_measured_times_reads_back_as_it_was_written(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"name": ""}, r"line \d+: name: given ''; allowed: text that says something"),
         ({"flops_per_s": 0}, r"line \d+: flops_per_s: given 0.0; allowed: a finite number above 0"),
         ({"memory_bytes": -1}, r"memory_bytes: given -1; allowed: an int of at least 1"),
         ({"network_bytes_per_s": float("inf")}, r"network_bytes_per_s: given inf; allowed: a finite number above 0"),
@@ -73,6 +74,27 @@ def test_a_profile_with_measured_times_reads_back_as_it_was_written(tmp_path: Pa
         ({"decode_eficiency": 0.5}, r"decode_eficiency: unknown key; allowed: name, flops_per_s"),
         ({"measured": [asdict(MEASURED)] * 2}, r"measured.1: qwen3-8b of 2 bytes was there before"),
         ({"measured": [asdict(MEASURED) | {"date": 1}]}, r"measured.0.date: given '1'; allowed: text"),
+        ({"measured": [asdict(MEASURED) | {"date": "May"}]}, r"measured.0.date: given 'May', no date .*YYYY-MM-DD"),
+        (
+            {"measured": [asdict(MEASURED) | {"prefill": asdict(MEASURED.prefill) | {"token_s": 12}}]},
+            r"line \d+: measured.0.prefill.token_s: given 12; allowed: 0 to 1 seconds. Is it in another unit\?",
+        ),
+        # TFLOPS, GFLOPS and what is a thousand times too much; GB, MiB; GB/s, MB/s; milliseconds.
+        ({"flops_per_s": 312}, r"flops_per_s: given 312; allowed: 1e\+09 to 1e\+18 .*312 TFLOPS are written 312e12"),
+        ({"flops_per_s": 312e3}, r"flops_per_s: given 312000; allowed"),
+        ({"flops_per_s": 312e24}, r"flops_per_s: given 3.12e\+26; allowed"),
+        ({"memory_bytes": 80}, r"memory_bytes: given 80; allowed: 1e\+08 to 1e\+15 bytes. .* 80 GB are written 80e9"),
+        ({"memory_bytes": 81920}, r"memory_bytes: given 81920; allowed"),
+        ({"memory_bytes": 85_899_345_920 * 2**20}, r"memory_bytes: given 9.0\d*e\+16; allowed"),
+        ({"memory_bytes_per_s": 2039}, r"memory_bytes_per_s: given 2039; allowed: .*2,039 GB/s are written 2039e9"),
+        ({"memory_bytes_per_s": 2.039e21}, r"memory_bytes_per_s: given 2.039e\+21; allowed"),
+        (
+            {"host_link_bytes_per_s": 25.6},
+            r"host_link_bytes_per_s: given 25.6; allowed: 1e\+07 to 1e\+15 bytes a second",
+        ),
+        ({"network_bytes_per_s": 20}, r"network_bytes_per_s: given 20; allowed: .*200 Gb/s are 25 GB/s"),
+        ({"network_bytes_per_s": 20e18}, r"network_bytes_per_s: given 2e\+19; allowed"),
+        ({"step_overhead_s": 2}, r"step_overhead_s: given 2; allowed: 0 to 1 seconds. .* 2 ms are written 0.002"),
         (
             {"measured": [asdict(MEASURED) | {"decode": asdict(replace(MEASURED.decode, row_s=-0.0)) | {"row_s": -1}}]},
             r"measured.0.decode.row_s: given -1.0; allowed: a finite number of at least 0",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tuning.known_models import KNOWN_CONFIGS
-from tuning.model_config import FAMILIES, ModelConfigError, read_model_shape, shape_of_config
+from tuning.model_config import FAMILIES, ModelConfigError, counted_shape, read_model_shape, shape_of_config
 
 QWEN3_8B = KNOWN_CONFIGS["qwen3-8b"]
 
@@ -85,6 +86,16 @@ def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
     assert read_model_shape(str(folder / "config.json")) == by_folder
 
 
+def test_a_key_that_is_given_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    text = json.dumps(QWEN3_8B, indent=1)[:-2] + ',\n "num_hidden_layers": 48\n}'
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if "num_hidden_layers" in line]
+    with pytest.raises(
+        ModelConfigError, match=f"num_hidden_layers: given twice, in line {lines[0]} and in line {lines[1]}"
+    ):
+        read_model_shape(str(tmp_path))
+
+
 def test_what_transformers_writes_can_be_read(tmp_path: Path) -> None:
     AutoConfig.for_model(**QWEN3_8B).save_pretrained(tmp_path)
     shape = read_model_shape(str(tmp_path))
@@ -131,11 +142,18 @@ def test_a_missing_key_is_named(key: str) -> None:
         shape_of_config(config, "broken")
 
 
-def test_windows_of_a_mistral_and_narrow_embeddings_of_an_opt_are_refused() -> None:
+def test_windows_of_a_mistral_are_refused_where_times_are_asked_for() -> None:
     with pytest.raises(ModelConfigError, match="sliding_window is 4096"):
         shape_of_config(KNOWN_CONFIGS["mistral-7b-v0.3"] | {"sliding_window": 4096}, "old")
-    with pytest.raises(ModelConfigError, match="word_embed_proj_dim is 512; allowed: hidden_size, 768"):
-        shape_of_config(KNOWN_CONFIGS["opt-125m"] | {"word_embed_proj_dim": 512}, "narrow")
+    counted = counted_shape(KNOWN_CONFIGS["mistral-7b-v0.3"] | {"sliding_window": 4096}, "new", 2)
+    assert counted == replace(read_model_shape("mistral-7b-v0.3"), name="new")
+
+
+def test_embeddings_of_another_width_are_counted_as_transformers_builds_them() -> None:
+    narrow = KNOWN_CONFIGS["opt-125m"] | {"num_hidden_layers": 2, "word_embed_proj_dim": 512}
+    shape = shape_of_config(narrow, "narrow")
+    assert shape.parameters == parameters_in_transformers(narrow)
+    assert shape.head_flops == 2 * 512 * 50272
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "can't be read as JSON"), ("[1]", "is no JSON object")])

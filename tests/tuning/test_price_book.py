@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_the_bill_never_falls_when_there_are_more_device_hours_or_hours(
 @given(edges=st.lists(st.integers(1, 10_000), min_size=1, max_size=8, unique=True), size=st.integers(1, 10_000))
 def test_exactly_one_step_holds_a_size(edges: list[int], size: int) -> None:
     edges.sort()
-    steps = [DramStep(low, high) for low, high in zip([0, *edges], edges, strict=False)]
+    steps = [DramStep(low, high, hour=1) for low, high in zip([0, *edges], edges, strict=False)]
     holding = [step for step in steps if step.above_gib < size <= step.up_to_gib]
     if size <= edges[-1]:
         assert [step_at(steps, size, "DRAM")] == holding
@@ -185,6 +186,28 @@ def test_the_book_in_the_documentation(tmp_path: Path) -> None:
             r"line 13: .*steps.1.months: unknown key; allowed: above",
         ),
         ("currency: EUR\n", "", r"'currency' is missing"),
+        ("currency: EUR", "currency: ' '", r"line 2: currency: given ' '; allowed: text that says something"),
+        ("source: our own invoices", "source: ''", r"line 4: source: given ''; allowed: text"),
+        (
+            ", gib_hour: 0.002",
+            "",
+            r"line 8: dram.0: the step has no price: give hour, gib_hour or both, and 0 for what",
+        ),
+        (", gib_hour: 0.002", ", hour: null", r"line 8: dram.0: the step has no price"),
+        (
+            "month: 20, ",
+            "",
+            r"line 13: disk_classes.nvme.steps.1: the step has no price: give month, gib_month or both",
+        ),
+        ("hours_per_month: 730", "hours_per_month: 8760", r"line 5: hours_per_month: given 8760; allowed: 672 to 744"),
+        ("as_of: 2026-11-29", "as_of: last spring", r"line 3: as_of: given 'last spring', no date .*as YYYY-MM-DD"),
+        ("as_of: 2026-11-29", "as_of: 2026-11", r"line 3: as_of: given '2026-11', no date .*as YYYY-MM-DD"),
+        ("as_of: 2026-11-29", "as_of: 2026-02-30", r"line 3: as_of: given '2026-02-30', no date \(day is out of range"),
+        (
+            "as_of: 2026-11-29",
+            "as_of: 9999-01-01",
+            r"line 3: as_of: given 9999-01-01, which is to come; allowed: a day",
+        ),
         ("  - {above_gib: 0, up_to_gib: 1024, gib_hour: 0.002}", "  []", r"line 7: dram: there are no steps"),
     ],
 )
@@ -192,6 +215,22 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(old: str, new: str, messa
     assert old in TEXT
     with pytest.raises(FigureFileError, match=message):
         read(tmp_path, TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize("days", [-1, 0, 2])
+def test_a_day_is_to_come_when_it_is_today_nowhere(days: int, tmp_path: Path) -> None:
+    day = str((datetime.now(UTC) + timedelta(days=days)).date())
+    text = TEXT.replace("as_of: 2026-11-29", f"as_of: {day}")
+    if days > 1:
+        with pytest.raises(FigureFileError, match=f"given {day}, which is to come"):
+            read(tmp_path, text)
+    else:
+        assert read(tmp_path, text).as_of == day
+
+
+def test_a_step_may_say_that_it_is_free(tmp_path: Path) -> None:
+    book = read(tmp_path, TEXT.replace("gib_hour: 0.002", "gib_hour: 0"))
+    assert (book.dram_per_hour(0), book.dram_per_hour(100)) == (0, 0)
 
 
 def test_an_amount_of_performance_is_checked(tmp_path: Path) -> None:

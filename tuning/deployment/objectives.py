@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,14 +70,23 @@ def judge(
         "cost_per_hour": deployment.cost_per_hour(prices, hardware.name),
         "busy_share": sum(each.busy_share for each in result.instances) / len(result.instances),
     }
+    info: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in figures.items()}
+    return judged(info | {"dram": _tier(result.dram), "disk": _tier(result.disk)}, goals)
+
+
+def judged(info: Mapping[str, Any], goals: Goals) -> Evaluation:
+    """What a simulation's figures, as they stand in an evaluation's `info`, are worth under some goals."""
+
+    def figure(name: str) -> float:
+        value = info[name]
+        return math.nan if value is None else float(value)
+
     # Without an answer of two tokens there is no time between tokens, and no limit that it could break.
     kept = {
-        name: 0.0 if name.startswith("tpot") and math.isnan(figures[name]) else figures[name] for name in goals.limits
+        name: 0.0 if name.startswith("tpot") and math.isnan(figure(name)) else figure(name) for name in goals.limits
     }
-    info: dict[str, Any] = {name: None if math.isnan(value) else value for name, value in figures.items()}
-    info |= {"dram": _tier(result.dram), "disk": _tier(result.disk)}
     return Evaluation(
-        (figures[goals.objective_names[0]], -figures["tokens_per_s"], figures["cost"]),
+        (figure(goals.objective_names[0]), -figure("tokens_per_s"), figure("cost")),
         tuple(kept[name] - limit for name, limit in goals.limits.items()),
         info,
     )

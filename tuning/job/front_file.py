@@ -37,4 +37,5 @@ def write_front(path: Path, result: SearchResult, goals: Goals) -> None:
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
-    pq.write_table(pa.table(columns), path)
+    with path.open("wb") as file:  # of a name pyarrow makes an address
+        pq.write_table(pa.table(columns), file)

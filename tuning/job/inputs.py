@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import itertools
 from dataclasses import dataclass
@@ -16,15 +15,20 @@ from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
 from tuning.job.axes import MAX_GIB, MAX_INSTANCES, choice_axis, numeric_axis, ttl_axis
+from tuning.job.job_error import JobError
+from tuning.job.serve_config import share_of_node
+from tuning.job.trace_doubts import trace_doubts
 from tuning.model_config import read_model_shape
-from tuning.model_shape import ModelShape
 from tuning.pareto.space import Axis, CategoricalAxis, NumericAxis, Point, SearchSpace, Value
 from tuning.pareto.trials import fingerprint
 from tuning.price_book import PriceBook, read_prices
 from tuning.simulator.settings import Mode
 from tuning.timing import Timing
 from tuning.trace.reading import read_trace
-from tuning.trace.trace import PartialBlocks, Trace
+from tuning.trace.trace import PartialBlocks
+
+GOALS: Final = "goals"
+"""In a study's identity, the entry that may differ: what was simulated can be judged by others."""
 
 _INSTANCES: Final[dict[Mode, dict[str, str]]] = {
     "static": {"prefill_instances": "--prefill-instances", "decode_instances": "--decode-instances"},
@@ -32,10 +36,6 @@ _INSTANCES: Final[dict[Mode, dict[str, str]]] = {
 }
 """Options that say how many instances a mode has, by the fields of `Deployment`."""
 _INSTANCE_FIELDS = tuple(field for options in _INSTANCES.values() for field in options)
-
-
-class JobError(ValueError):
-    """Something given can't be used. The message says what, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class JobInputs:
     baseline_dram_gib: int
     trace_format: str
     identity: dict[str, str]
-    """What evaluations depend on, by option: a study goes on with the same only."""
+    """What the search depends on, by option: a study goes on with the same only."""
     warnings: tuple[str, ...]
     """What is doubtful in what was given."""
 
@@ -66,11 +66,13 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
     hardware = read_hardware(options.hardware)
     prices = read_prices(options.prices)
     prices.gpu_price(hardware.name)
-    if Timing(model, hardware).kv_pool_tokens() < 1:
-        raise JobError(f"{hardware.name} has no room for KV beside the weights of {model.name}: give a larger device")
+    timing = Timing(model, hardware)
+    timing.kv_pool_tokens()  # raises where the weights leave no room
+    if options.trace.exists() and not options.trace.is_file():
+        raise JobError(f"{options.trace} is no plain file, and a job reads its trace more than once: give it a file")
     trace, report = read_trace(options.trace, options.trace_format, block_tokens=options.block_size)
     warnings = [f"{options.trace}: {warning}" for warning in report.warnings]
-    warnings += _context_warnings(options.trace, trace, model)
+    warnings += trace_doubts(options.trace, trace, timing)
     trace = trace.scaled(options.rate_factor)
     partial_blocks: PartialBlocks = options.partial_blocks or ("miss" if report.format == "bailian" else "hit")
     serving = ServingOptions(
@@ -85,11 +87,13 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
     fixed = Deployment(mode=options.mode, **fixed_values)
     if not axes:
         raise JobError("no axis is open: give at least one as a range, as in --dram-gib 0:2048:512/16")
+    _check_shares(parts, options.nodes)
     space = SearchSpace(axes)
     evaluator = DeploymentEvaluator(trace, model, hardware, prices, fixed, serving, goals)
     _check_prices(evaluator, space)
     identity = {
         "trace": hashlib.sha256(options.trace.read_bytes()).hexdigest(),
+        "trace format": report.format,
         "block size": str(trace.block_tokens),
         "rate factor": repr(options.rate_factor),
         "model": repr(model),
@@ -97,15 +101,15 @@ def read_inputs(options: argparse.Namespace) -> JobInputs:
         "prices": repr(prices),
         "fixed values": repr(fixed),
         "dispatch, batch sizes and seed": repr(serving),
-        "goals": repr(goals),
+        GOALS: repr(goals),
         "axes": fingerprint(space),
         "method": options.method,
     }
-    baseline = _baseline(evaluator, space, options.baseline_dram_gib)
-    if baseline is None and trace.has_reuse:
+    baseline, off_axes = _baseline(evaluator, space, options.baseline_dram_gib)
+    if off_axes and trace.has_reuse:
         warnings.append(
             f"the configuration to compare with ({options.baseline_dram_gib} GiB of DRAM, no disk, no time-to-live, "
-            "lru) lies on no step of the axes, so nothing is compared with it"
+            f"lru) is not among what is searched, for {' and '.join(off_axes)}: nothing is compared with it"
         )
     return JobInputs(evaluator, space, baseline, options.baseline_dram_gib, report.format, identity, tuple(warnings))
 
@@ -127,7 +131,9 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
         if (part.coarse[0] if isinstance(part, NumericAxis) else part) == 0:
             raise JobError(f"{name} begins at 0: give at least 1")
     parts["dram_gib"] = numeric_axis("dram_gib", options.dram_gib, MAX_GIB)
-    parts["disk_gib"] = disk = numeric_axis("disk_gib", options.disk_gib, MAX_GIB)
+    if options.disk_gib is None and options.disk_class is not None:
+        raise JobError(f"--disk-class {options.disk_class} needs --disk-gib, without which there is no disk")
+    parts["disk_gib"] = disk = numeric_axis("disk_gib", options.disk_gib or "0", MAX_GIB)
     if disk != 0:
         if options.disk_class is None:
             raise JobError(
@@ -135,31 +141,10 @@ def _parts(options: argparse.Namespace, prices: PriceBook) -> dict[str, Value | 
             )
         parts["disk_class"] = choice_axis("disk_class", options.disk_class, tuple(prices.disk_classes))
     parts["ttl_s"] = ttl_axis("ttl_s", options.ttl_s)
+    if parts["ttl_s"] == 0:
+        raise JobError("--ttl-s 0 keeps nothing for later, whatever the sizes: give at least 1, a range, or none")
     parts["eviction"] = choice_axis("eviction", options.eviction, get_args(Eviction))
     return parts
-
-
-def _context_warnings(path: Path, trace: Trace, model: ModelShape) -> list[str]:
-    """Says how many requests the model could not take: a deployment refuses them, the simulator does not.
-
-    Raises:
-        JobError: it is more than half, so that the figures would be of requests that nobody can serve.
-    """
-    lengths = trace.input_tokens + trace.output_tokens
-    num_longer = int((lengths > model.max_context_tokens).sum())
-    if num_longer == 0:
-        return []
-    message = (
-        f"{path}: {num_longer:,} of {len(trace):,} requests are longer, prompt and answer together, than the context "
-        f"of {model.name}, {model.max_context_tokens:,} tokens; the longest has {int(lengths.max()):,}"
-    )
-    if 2 * num_longer > len(trace):
-        raise JobError(
-            f"{message}. At most half may be: give a trace of shorter requests, or a model of longer context"
-        )
-    return [
-        f"{message}. A deployment refuses them; here they are simulated like the others, and all figures count them"
-    ]
 
 
 def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> str:
@@ -175,6 +160,19 @@ def _close_cache(path: Path, parts: dict[str, Value | Axis | None]) -> str:
     return f"{message}; they are left out, and only numbers of instances are searched"
 
 
+def _check_shares(parts: dict[str, Value | Axis | None], nodes: int) -> None:
+    """Raises JobError where the smallest size of a tier, spread over the nodes, is none at all on each."""
+    for name in ("dram_gib", "disk_gib"):
+        part = parts[name]
+        sizes = (part.coarse[0], part.coarse[0] + part.step) if isinstance(part, NumericAxis) else (part,)
+        smallest = next((size for size in sizes if isinstance(size, int | float) and size > 0), None)
+        if smallest is not None and share_of_node(smallest, nodes) == 0:
+            raise JobError(
+                f"--nodes {nodes}: {name} {smallest} is less than 0.01 GiB on each of them. Give fewer nodes, or only "
+                "larger sizes"
+            )
+
+
 def _check_prices(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
     """Raises ValueError when the ends of the axes have no price: better now than after hours."""
     ends: list[tuple[Value, ...]] = [
@@ -185,8 +183,11 @@ def _check_prices(evaluator: DeploymentEvaluator, space: SearchSpace) -> None:
         evaluator.deployment(point).cost_per_hour(evaluator.prices, evaluator.hardware.name)
 
 
-def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int) -> Point | None:
-    """The point with so much DRAM, no disk, no time-to-live, LRU, and instances in the middle of their axes."""
+def _baseline(
+    evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int
+) -> tuple[Point | None, tuple[str, ...]]:
+    """The point with so much DRAM, no disk, no time-to-live, LRU, and instances in the middle of their axes; None where
+    it is none of the space, with what can't have its value."""
     point: dict[str, Value] = {}
     for axis in space.axes:
         if isinstance(axis, CategoricalAxis):
@@ -198,5 +199,6 @@ def _baseline(evaluator: DeploymentEvaluator, space: SearchSpace, dram_gib: int)
             point[axis.name] = min(max(wanted, axis.coarse[0]), axis.coarse[-1])
     point = space.point(space.key(point))
     found = evaluator.deployment(point)
-    is_it = found == dataclasses.replace(found, dram_gib=dram_gib, disk_gib=0, ttl_s=None, eviction="lru")
-    return point if is_it else None
+    wanted_values = {"dram_gib": dram_gib, "disk_gib": 0, "ttl_s": None, "eviction": "lru"}
+    off_axes = tuple(name for name, value in wanted_values.items() if getattr(found, name) != value)
+    return None if off_axes else point, off_axes

@@ -18,6 +18,7 @@ from tuning.job.inputs import JobInputs, read_inputs
 from tuning.job.journal import open_journal
 from tuning.job.local_pool import local_pool
 from tuning.job.options import make_parser
+from tuning.job.other_goals import judged_anew
 from tuning.job.out_folder import taken_folder
 from tuning.job.outputs import why_nothing, write_outputs
 from tuning.job.ray_executor import ClusterError, RayExecutor, connected
@@ -30,6 +31,11 @@ from tuning.pareto.search import run_search
 
 CHOSEN, NOTHING_FEASIBLE, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 STUDY = "equipoise"
+JOURNAL = "study.journal"
+_OTHER_GOALS = (
+    "the study in {out} was searched for other goals: the {count} points that it evaluated are judged by these, and "
+    "none is added. A search for these goals may find better ones: give it another --out"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,14 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         base = read_base(options.base_config)
         inputs = read_inputs(options)
         settings = application_settings(serve_config(base, inputs.evaluator.fixed, options.nodes, None))
-        unlike = unlike_simulated(settings, inputs.evaluator)
-        for warning in (*inputs.warnings, *unlike):
+        doubts = unlike_simulated(settings, inputs.evaluator)
+        for warning in (*inputs.warnings, *doubts):
             _warn(warning)
-        with taken_folder(options.out, inputs.identity):
+        with taken_folder(options.out, inputs.identity) as other_goals:
             begun_s = time.monotonic()
-            result = _search(options, inputs)
+            budget: int = options.evaluations
+            if other_goals:
+                result = _judged_anew(options, inputs)
+                budget = len(result.evaluated)
+                doubts = [_OTHER_GOALS.format(out=options.out, count=budget), *doubts]
+                _warn(doubts[0])
+            else:
+                result = _search(options, inputs)
+                budget = max(budget, len(result.evaluated))  # an earlier run may have had a larger one
             run = RunFacts(
-                options.evaluations,
+                budget,
                 time.monotonic() - begun_s,
                 options.rate_factor,
                 arguments,
@@ -64,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 trace_path=options.trace,
                 base=base,
                 nodes=options.nodes,
-                unlike=unlike,
+                doubts=doubts,
             )
     except KeyboardInterrupt:
         _warn(f"interrupted: the same command goes on from what is in {options.out}")
@@ -78,13 +92,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not result.front:
         _warn(why_nothing(result, inputs))
         return NOTHING_FEASIBLE
-    print("\n".join(said))
+    _say(said)
     return CHOSEN
+
+
+def _judged_anew(options: argparse.Namespace, inputs: JobInputs) -> SearchResult:
+    return judged_anew(
+        open_journal(options.out / JOURNAL),
+        STUDY,
+        inputs.space,
+        inputs.evaluator.goals,
+        method=options.method,
+        seed=options.seed,
+    )
 
 
 def _search(options: argparse.Namespace, inputs: JobInputs) -> SearchResult:
     evaluator = inputs.evaluator
-    storage = open_journal(options.out / "study.journal")
+    storage = open_journal(options.out / JOURNAL)
     with _executor(options, evaluator) as (executor, evaluate, slots):
         return run_search(
             options.method,
@@ -118,6 +143,16 @@ def _executor(options: argparse.Namespace, evaluate: Evaluate) -> Iterator[tuple
             yield executor, evaluate, executor.num_slots
         finally:
             executor.shutdown(cancel_futures=True)
+
+
+def _say(lines: list[str]) -> None:
+    """On standard output, whatever characters it takes, and though nobody reads it: the files are what counts."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print("\n".join(lines).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        # Python would complain once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _warn(message: str) -> None:

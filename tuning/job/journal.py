@@ -6,12 +6,15 @@ import json
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
+
+_LOCK_SUFFIX: Final = ".lock"
+"""Of the symbolic link that Optuna makes while it writes."""
 
 
 def open_journal(path: Path) -> JournalStorage:
@@ -20,10 +23,14 @@ def open_journal(path: Path) -> JournalStorage:
     A power cut or a full disk leaves a last line without its end. It is dropped, and what it was about is done again:
     Optuna by itself would append to it, which makes a line that it can never read.
 
+    Optuna's own lock beside it can then only be that of a job that was killed. It is removed: Optuna would wait 30 s
+    for it.
+
     Raises:
         JobError: another line is damaged. Nothing was written then.
         OSError: it can't be read or written.
     """
+    path.with_name(path.name + _LOCK_SUFFIX).unlink(missing_ok=True)
     content = path.read_bytes() if path.exists() else b""
     whole, line_end, _ = content.rpartition(b"\n")
     for number, line in enumerate(whole.split(b"\n") if line_end else (), start=1):

@@ -16,8 +16,15 @@ from tuning.simulator.settings import Mode
 from tuning.trace import formats
 from tuning.trace.trace import PartialBlocks
 
-_EPILOG = """an axis is a whole number, which is fixed, or LOW:HIGH:COARSE/FINE, which is searched: first every COARSE,
-then down to steps of FINE
+_EPILOG = """what an AXIS may be:
+  512             one whole number: fixed
+  0:2048:512/16   a range LOW:HIGH:COARSE/FINE: searched, first at every COARSE (0, 512, 1024, 1536, 2048), then between
+                  them down to steps of FINE. HIGH - LOW must be a multiple of COARSE, and COARSE one of FINE
+  1:8:1           a range LOW:HIGH:STEP, with one step for both
+  none            for --ttl-s: no limit
+what a NAME[,NAME] may be:
+  lru             one name: fixed
+  lru,lfu         names with commas: searched
 
 example:
   python -m tuning.job --trace conversation_trace.jsonl --model qwen3-8b --hardware a100-80g --prices aws-us-east-1 \\
@@ -26,6 +33,13 @@ example:
 
 exit status: 0 a configuration was chosen; 1 no point keeps the limits; 2 something given can't be used;
 130 interrupted: the same command goes on from there. docs/tuning-job.md has more."""
+
+
+def _path(text: str) -> Path:
+    """A variable of the shell that is not set gives an empty text, which would mean the folder one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is not allowed: give a name")
+    return Path(text)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     given = parser.add_argument_group("what is given")
-    given.add_argument("--trace", type=Path, required=True, metavar="FILE", help="requests with block hashes")
+    given.add_argument("--trace", type=_path, required=True, metavar="FILE", help="requests with block hashes")
     given.add_argument("--trace-format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
     given.add_argument("--block-size", type=whole(1), metavar="TOKENS", help="a block, if the file leaves it open")
     given.add_argument(
@@ -64,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     axes.add_argument("--prefill-instances", metavar="AXIS", help="of mode static (default 1)")
     axes.add_argument("--decode-instances", metavar="AXIS", help="of mode static (default 1)")
     axes.add_argument("--dram-gib", default="0:2048:512/16", metavar="AXIS", help="default %(default)s")
-    axes.add_argument("--disk-gib", default="0", metavar="AXIS", help="default 0: none")
+    axes.add_argument("--disk-gib", metavar="AXIS", help="default 0: none")
     axes.add_argument("--disk-class", metavar="NAME[,NAME]", help="of the prices; several are searched")
     axes.add_argument("--ttl-s", default="none", metavar="AXIS", help="default none: no limit")
     axes.add_argument("--eviction", default="lru", metavar="NAME[,NAME]", help="lru, lfu or both (default lru)")
@@ -108,8 +122,8 @@ def make_parser() -> argparse.ArgumentParser:
     search.add_argument("--ray-cpus", type=above_0, default=1.0, metavar="N", help="that a task sets aside (default 1)")
     search.add_argument("--no-progress", action="store_true", help="no bar")
     out = parser.add_argument_group("what is written")
-    out.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="made when it is not there")
-    out.add_argument("--base-config", type=Path, metavar="FILE", help="Serve configuration to start from")
+    out.add_argument("--out", type=_path, required=True, metavar="FOLDER", help="made when it is not there")
+    out.add_argument("--base-config", type=_path, metavar="FILE", help="Serve configuration to start from")
     out.add_argument(
         "--nodes",
         type=whole(1, 10**6),

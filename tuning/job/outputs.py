@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kv.policy.policy_file import dump as dump_policy
+from tuning.job.axis_ends import values_at_ends
 from tuning.job.choice import Rule, choose, extremes
 from tuning.job.front_file import write_front
 from tuning.job.inputs import JobInputs
@@ -15,6 +16,7 @@ from tuning.job.ttl_choice import choose_ttls
 from tuning.pareto.result import EvaluatedPoint, SearchResult
 from tuning.report.page import html_page
 from tuning.report.summary_file import dump as dump_summary
+from tuning.report.wording import SENSES, Sense
 
 
 def write_outputs(
@@ -27,7 +29,7 @@ def write_outputs(
     trace_path: Path,
     base: dict[str, Any],
     nodes: int,
-    unlike: list[str],
+    doubts: list[str],
 ) -> list[str]:
     """Writes all files into `out`; the configuration and the policy only when something keeps the limits, else those of
     an earlier run are removed.
@@ -36,7 +38,8 @@ def write_outputs(
         trace_path: the file that the trace is from.
         base: the Serve configuration to start from.
         nodes: over which the store is spread.
-        unlike: where the configuration differs from what was simulated.
+        doubts: of the choice, to be said wherever it is: where the configuration differs from what was simulated, and
+            where the search was another.
 
     Returns:
         What to say of the chosen point.
@@ -56,15 +59,16 @@ def write_outputs(
         policy_path = out / "ttl_policy.json"
         policy_path.write_text(dump_policy(ttls.policy), encoding="ascii")
         config = serve_config(base, deployment, nodes, policy_path.resolve() if ttls.policy.groups else None)
-        about = [*_about(inputs, chosen, rule), *unlike]
-        (out / "serve_config.yaml").write_text(dump_config(config, about), encoding="utf-8")
-        said = [f"times-to-live: {ttls.reason}"]
+        about = _about(inputs, chosen, rule)
+        (out / "serve_config.yaml").write_text(dump_config(config, [*about, *doubts]), encoding="utf-8")
+        said = [f"times-to-live: {ttls.reason}", *values_at_ends(inputs.space, chosen.point, deployment)]
     else:
         for name in ("serve_config.yaml", "ttl_policy.json"):  # of an earlier run: nobody may serve with them any more
             (out / name).unlink(missing_ok=True)
-    report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, (*unlike, *said))
+    report = job_report(inputs, result, run, rule, chosen, baseline, ttl_report, (*doubts, *said))
     (out / "summary.json").write_text(dump_summary(report), encoding="utf-8")
-    (out / "report.html").write_text(html_page(report), encoding="utf-8")
+    # What is no character in the name of a file can't be written as one.
+    (out / "report.html").write_text(html_page(report), encoding="utf-8", errors="replace")
     if chosen is None:
         return []
     return [*about, *_gains(result, inputs, baseline), *said, f"written: {out}/serve_config.yaml, {out}/report.html"]
@@ -102,10 +106,19 @@ def _gains(result: SearchResult, inputs: JobInputs, baseline: EvaluatedPoint | N
         return []
     said = []
     for index, (name, each) in enumerate(extremes(result.front).items()):
-        before, value = baseline.evaluation.objectives[index], each.evaluation.objectives[index]
-        gain = "" if before == 0 else f"{abs(value) / abs(before) - 1:+.1%} against "
-        said.append(f"best {name}: {gain}{inputs.baseline_dram_gib:,} GiB of DRAM, with {_shown(each)}")
+        # A throughput has a minus sign among the objectives.
+        before, value = abs(baseline.evaluation.objectives[index]), abs(each.evaluation.objectives[index])
+        said.append(
+            f"best {name}: {_compared(value, before, SENSES[index])} {inputs.baseline_dram_gib:,} GiB of DRAM, with "
+            f"{_shown(each)}"
+        )
     return said
+
+
+def _compared(value: float, before: float, sense: Sense) -> str:
+    """In words, as a sign leaves its sense to the reader: "20.2% cheaper than"."""
+    share = f"{abs(value / before - 1):.1%} " if before else ""
+    return "the same as" if value == before or share == "0.0% " else f"{share}{sense.word(value, before)} than"
 
 
 def _shown(each: EvaluatedPoint) -> str:

@@ -104,7 +104,7 @@ def job_report(
             gpu_hour=evaluator.prices.gpu_price(evaluator.hardware.name),
         ),
         search=SearchFacts(
-            result.method, result.seed, run.budget, result.num_duplicates, run.wall_s, _settings(evaluator)
+            result.method, result.seed, run.budget, result.num_duplicates, run.wall_s, _settings(inputs)
         ),
         axes=tuple(Axis(axis.name, *_AXES[axis.name]) for axis in inputs.space.axes),
         objectives=_objectives(evaluator.goals, evaluator.prices.currency),
@@ -168,10 +168,20 @@ def _hardware_facts(hardware: HardwareProfile, model: ModelShape) -> HardwareFac
     )
 
 
-def _settings(evaluator: DeploymentEvaluator) -> dict[str, str]:
-    """What all points have in common."""
-    settings = {"mode": evaluator.fixed.mode} | dataclasses.asdict(evaluator.options)
-    return {name: str(value) for name, value in settings.items()}
+def _settings(inputs: JobInputs) -> dict[str, str]:
+    """What all points have in common: values that no axis opens, and options."""
+    evaluator = inputs.evaluator
+    fixed = evaluator.fixed
+    instances = ("monolithic_instances",) if fixed.mode == "monolithic" else ("prefill_instances", "decode_instances")
+    names = [*instances, "dram_gib", "disk_gib", *(["disk_class"] if fixed.disk_class else []), "ttl_s", "eviction"]
+    open_names = {axis.name for axis in inputs.space.axes}
+    settings: dict[str, str] = {"mode": fixed.mode}
+    for name in names:
+        if name not in open_names:
+            title, unit = _AXES[name]
+            value = getattr(fixed, name)
+            settings[title] = "no limit" if value is None else f"{value} {unit}".strip()
+    return settings | {name: str(value) for name, value in dataclasses.asdict(evaluator.options).items()}
 
 
 def _objectives(goals: Goals, currency: str) -> tuple[Objective, Objective, Objective]:

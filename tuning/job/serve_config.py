@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from kv.repeated_keys import RepeatedKeysError, load_yaml
 from tuning.deployment.deployment import Deployment
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
 
 IMPORT_PATH = "app.builder:build"
 _MINIMAL: dict[str, Any] = {"applications": [{"name": "equipoise", "route_prefix": "/", "import_path": IMPORT_PATH}]}
@@ -26,11 +27,14 @@ def read_base(path: Path | None) -> dict[str, Any]:
     if path is None:
         return copy.deepcopy(_MINIMAL)
     try:
-        base = yaml.safe_load(path.read_text(encoding="utf-8"))
+        base = load_yaml(path.read_text(encoding="utf-8"))
+    except RepeatedKeysError as error:
+        raise JobError(f"{path}: {error}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise JobError(f"{path} can't be read ({error}): give a Serve configuration, as of serve_configs/") from error
     if not isinstance(base, dict) or len(_applications(base)) != 1:
         raise JobError(f"{path} must have one application whose import_path is {IMPORT_PATH}")
+    _check_blocks(path, _applications(base)[0])
     return base
 
 
@@ -55,8 +59,8 @@ def serve_config(base: dict[str, Any], deployment: Deployment, nodes: int, polic
         start = settings.get(role) or (others[0] if others else {})
         settings[role] = {**start, "replicas": getattr(deployment, f"{role}_instances")}
     store = settings["store"] = dict(settings.get("store") or {})
-    store["dram_gib"] = _share(deployment.dram_gib, nodes)
-    store["disk"] = {**(store.get("disk") or {}), "limit_gib": _share(deployment.disk_gib, nodes)}
+    store["dram_gib"] = share_of_node(deployment.dram_gib, nodes)
+    store["disk"] = {**(store.get("disk") or {}), "limit_gib": share_of_node(deployment.disk_gib, nodes)}
     for key in ("eviction", "ttl_s", "policy_file"):
         store.pop(key, None)
     if policy_file is not None:
@@ -73,9 +77,13 @@ def application_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def dump_config(config: dict[str, Any], about: list[str]) -> str:
-    """YAML, with what it is for in comments above."""
-    comments = "".join(f"# {line}\n" for line in about)
+    """YAML, with what it is for in comments above, each in one line whatever names of files are in it."""
+    comments = "".join(f"# {_printable(line)}\n" for line in about)
     return comments + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _applications(config: dict[str, Any]) -> list[dict[str, Any]]:
@@ -84,5 +92,25 @@ def _applications(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [each for each in found if isinstance(each, dict) and each.get("import_path") == IMPORT_PATH]
 
 
-def _share(gib: float, nodes: int) -> float:
+def _check_blocks(path: Path, application: dict[str, Any]) -> None:
+    """Raises JobError where something else stands in the place of a block that is to be changed."""
+    args = _block(path, application, "args", "")
+    for roles in _ROLES.values():
+        for role in roles:
+            _block(path, args, role, "args.")
+    _block(path, _block(path, args, "store", "args."), "disk", "args.store.")
+
+
+def _block(path: Path, within: dict[str, Any], key: str, place: str) -> dict[str, Any]:
+    block = within.get(key)
+    if block is None:
+        return {}
+    if not isinstance(block, dict):
+        shown = repr(block) if len(repr(block)) <= 80 else f"{repr(block)[:77]}..."
+        raise JobError(f"{path}: {place}{key} of the application is {shown}; allowed: a mapping of settings")
+    return block
+
+
+def share_of_node(gib: float, nodes: int) -> float:
+    """What each of so many nodes has of a store, in GiB, rounded down to a hundredth."""
     return math.floor(gib / nodes * 100) / 100

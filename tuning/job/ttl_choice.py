@@ -48,8 +48,13 @@ def choose_ttls(
     capacity_bytes = max(deployment.dram_gib, deployment.disk_gib) * GIB
     capacity_blocks = capacity_bytes / (evaluator.model.kv_bytes_per_token * (trace.block_tokens or 1))
     horizon_s = float(trace.arrival_s[-1])
-    if not trace.has_reuse or capacity_blocks < 1 or horizon_s == 0:
-        return TtlChoice(deployment.policy, "uniform: there is nothing to keep, or no room for it", None)
+    for nothing, reason in (
+        (not trace.has_reuse, "the trace has no block hashes"),
+        (capacity_blocks < 1, "there is no room to keep anything"),
+        (horizon_s == 0, "all requests come at once"),
+    ):
+        if nothing:
+            return TtlChoice(deployment.policy, f"uniform: {reason}", None)
     options = FitOptions(partial_blocks=evaluator.options.partial_blocks, seed=evaluator.options.seed)
     fitted = fit(trace, capacity_blocks * horizon_s, options)
     if fitted.plan.method == "unlimited":

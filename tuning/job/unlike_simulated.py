@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tuning.model_shape import ModelShape
 def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator) -> list[str]:
     """A warning for each that differs of the model, the tokens of a step and those of a block.
 
-    A setting that is not given differs too: what the app takes then is not known here.
+    One for all that are not given: what the app takes then is not known here.
 
     Args:
         settings: of the application, in the mode that was simulated. In mode static steps of prefill are compared:
@@ -22,22 +22,30 @@ def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator
     """
     role = _mapping(settings.get("monolithic" if evaluator.fixed.mode == "monolithic" else "prefill"))
     engine = {**_mapping(settings.get("engine")), **_mapping(role.get("engine"))}
-    warnings = []
-    model = settings.get("model")
-    if not _is_same_model(model, evaluator.model):
-        warnings.append(_warning("model", model, evaluator.model.name))
-    for name, simulated in (
-        ("max_batch_tokens", evaluator.options.max_batch_tokens),
-        ("block_tokens", evaluator.trace.block_tokens),  # None without reuse: blocks play no part then
-    ):
-        if simulated is not None and engine.get(name) != simulated:
-            warnings.append(_warning(name, engine.get(name), simulated))
+    compared: list[tuple[str, object, object]] = [
+        ("model", settings.get("model"), evaluator.model.name),
+        ("max_batch_tokens", engine.get("max_batch_tokens"), evaluator.options.max_batch_tokens),
+    ]
+    if evaluator.trace.block_tokens is not None:  # without reuse blocks play no part
+        compared.append(("block_tokens", engine.get("block_tokens"), evaluator.trace.block_tokens))
+    warnings = [
+        f"{name} is {there!r} in the configuration to serve with, and {simulated} was simulated: predictions may be off"
+        for name, there, simulated in compared
+        if there is not None and not (_is_same_model(there, evaluator.model) if name == "model" else there == simulated)
+    ]
+    missing = [(name, simulated) for name, there, simulated in compared if there is None]
+    if missing:
+        simulated_values = ", ".join(f"{name} {simulated}" for name, simulated in missing)
+        warnings.append(
+            f"{_listed([name for name, _ in missing])} not given in the configuration to serve with (--base-config), "
+            f"and simulated was {simulated_values}: predictions may be off"
+        )
     return warnings
 
 
-def _warning(name: str, there: object, simulated: object) -> str:
-    given = "is not given" if there is None else f"is {there!r}"
-    return f"{name} {given} in the configuration to serve with, and {simulated} was simulated: predictions may be off"
+def _listed(names: Sequence[str]) -> str:
+    """With the verb: "a is", "a, b and c are"."""
+    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} are"
 
 
 def _is_same_model(there: object, simulated: ModelShape) -> bool:

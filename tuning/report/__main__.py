@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         page = html_page(read_summary(options.summary))
         with replacing(options.out, options.overwrite) as part:
-            part.write_text(page, encoding="utf-8")
+            part.write_text(page, encoding="utf-8", errors="replace")  # names of files may have bytes that are no text
     except SummaryError as error:
         print(error, file=sys.stderr)
         return 1

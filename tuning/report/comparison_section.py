@@ -9,7 +9,7 @@ from tuning.report.content import Figures, JobReport, ReportedPoint
 from tuning.report.findings import COST, extremes, per_million_tokens, per_month, shown_point
 from tuning.report.markup import Html, paragraph, section, table
 from tuning.report.quantities import NOT_SEEN, change, money, with_unit
-from tuning.report.wording import judged_change, settings, titled
+from tuning.report.wording import PRICE, RATE, SENSES, TIME, Sense, judged_change, settings, titled
 
 _LATENCIES = (
     ("time to first token", "ttft"),
@@ -40,11 +40,11 @@ def extremes_section(report: JobReport) -> Html:
         )
         if baseline is not None:
             changes = [
-                judged_change(value, before, each.better)
-                for each, value, before in zip(report.objectives, point.objectives, baseline.objectives, strict=True)
+                judged_change(value, before, SENSES[place])
+                for place, (value, before) in enumerate(zip(point.objectives, baseline.objectives, strict=True))
             ]
-            before_month = baseline.bill.per_hour
-            rows.append(["… against the baseline", "", *changes, change(point.bill.per_hour, before_month)])
+            bill = judged_change(point.bill.per_hour, baseline.bill.per_hour, PRICE)
+            rows.append(["… against the baseline", "", *changes, bill])
     if baseline is not None:
         title = f"Baseline: {report.baseline_title}"
         rows.append([title, settings(report, baseline.point), *_values(report, baseline)])
@@ -65,7 +65,7 @@ def bill_section(report: JobReport) -> Html:
     currency = report.prices.currency
 
     def row(title: str, read: Callable[[ReportedPoint], float | None]) -> list[str]:
-        return _compared(title, columns, read, partial(money, currency=currency))
+        return _compared(title, columns, read, partial(money, currency=currency), PRICE)
 
     rows = [
         row("GPUs, an hour", lambda each: each.bill.gpu_per_hour),
@@ -99,16 +99,16 @@ def latency_section(report: JobReport) -> Html:
         ):
             field = f"{name}_{figure}_s"
             if field in Figures.__dataclass_fields__:
-                rows.append(_compared(f"{title}, {words}", columns, _figure(field), partial(with_unit, unit="s")))
-    for title, field, unit in (
-        ("requests", "requests_per_s", "requests/s"),
-        ("prompts and answers", "tokens_per_s", "tokens/s"),
-        ("answers", "output_tokens_per_s", "tokens/s"),
-        ("from the first arrival to the last token", "makespan_s", "s"),
-        ("requests completed", "completed_requests", ""),
-        ("requests refused", "refused_requests", ""),
+                rows.append(_compared(f"{title}, {words}", columns, _figure(field), partial(with_unit, unit="s"), TIME))
+    for title, field, unit, sense in (
+        ("requests", "requests_per_s", "requests/s", RATE),
+        ("prompts and answers", "tokens_per_s", "tokens/s", RATE),
+        ("answers", "output_tokens_per_s", "tokens/s", RATE),
+        ("from the first arrival to the last token", "makespan_s", "s", TIME),
+        ("requests completed", "completed_requests", "", None),
+        ("requests refused", "refused_requests", "", None),
     ):
-        rows.append(_compared(title, columns, _figure(field), partial(with_unit, unit=unit)))
+        rows.append(_compared(title, columns, _figure(field), partial(with_unit, unit=unit), sense))
     remark = (
         "The worst five minutes are the highest mean of the requests that arrived in one of the successive five "
         "minutes. Throughput is over the whole replay: a deployment that keeps up is limited by the arrivals, and no "
@@ -140,12 +140,17 @@ def _compared(
     columns: list[tuple[str, ReportedPoint]],
     read: Callable[[ReportedPoint], float | None],
     show: Callable[[float], str],
+    sense: Sense | None = None,
 ) -> list[str]:
+    """A row. `sense` says what a change means; None: nothing by itself."""
     values = [read(point) for _, point in columns]
     cells = [NOT_SEEN if value is None else show(value) for value in values]
     if len(values) == 2:
         value, before = values
-        cells.append("" if value is None or before is None else change(value, before))
+        if value is None or before is None:
+            cells.append("")
+        else:
+            cells.append(change(value, before) if sense is None else judged_change(value, before, sense))
     return [title, *cells]
 
 

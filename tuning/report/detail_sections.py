@@ -17,9 +17,7 @@ def ttl_parts(report: JobReport) -> tuple[list[Html], Plot | None]:
     """What is said of TTLs, and the plot that goes before it."""
     plan = report.ttl_plan
     if plan is None:
-        return [
-            paragraph("No times-to-live by group were made: the trace has no block hashes, or none were asked for.")
-        ], None
+        return [paragraph("No times-to-live by group were made. The beginning of the page says why.")], None
     budget = "no limit" if plan.budget_block_s is None else f"{number(plan.budget_block_s)} block-seconds"
     uniform = "no limit" if plan.uniform_ttl_s is None else with_unit(plan.uniform_ttl_s, "s")
     parts = [
@@ -155,7 +153,7 @@ def made_with_section(report: JobReport) -> Html:
             ("Asked for again, answered from memory", number(search.duplicates)),
             ("Time of the last run", duration(search.wall_s)),
         ],
-        "Simulator": list(search.simulation_settings.items()),
+        "All configurations alike": list(search.simulation_settings.items()),
         "Versions": list(report.versions.items()),
     }
     parts = [

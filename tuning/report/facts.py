@@ -75,4 +75,4 @@ class SearchFacts:
     wall_s: float
     """How long the evaluations of this run took; what an interrupted run did before is not in it."""
     simulation_settings: dict[str, str]
-    """Settings of the simulator that hold for all points, by name: "partial_blocks": "hit"."""
+    """What holds for all points, by name: "DRAM": "16 GiB", "partial_blocks": "hit"."""

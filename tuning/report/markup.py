@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Final
+
+_VERDICTS: Final = {
+    "faster": "better",
+    "more": "better",
+    "cheaper": "better",
+    "slower": "worse",
+    "less": "worse",
+    "dearer": "worse",
+}
+"""Classes of the style sheet by the words that comparisons end in, see `tuning.report.wording.Sense`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ def details(summary: str, parts: Sequence[Html], *, printed: bool = False) -> Ht
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> Html:
-    """A table whose first column names the rows. Cells that end in (better) or (worse) are coloured as well.
+    """A table whose first column names the rows. Cells that end in a word of `_VERDICTS` are coloured as well.
 
     Args:
         text_columns: so many columns from the left are text; the others are numbers, to be aligned at the right.
@@ -82,7 +93,7 @@ class Tile:
     value: str
     remark: str
     kind: str = ""
-    """A class of the style sheet; of itself that of a remark that ends in (better) or (worse)."""
+    """A class of the style sheet; of itself that of a remark that ends in a word of `_VERDICTS`."""
 
 
 def tiles(entries: Sequence[Tile]) -> Html:
@@ -113,7 +124,7 @@ def _kind(place: int, text: str, text_columns: int) -> str:
 
 
 def _verdict(text: str) -> str:
-    return next((kind for kind in ("better", "worse") if text.endswith(f"({kind})")), "")
+    return next((kind for word, kind in _VERDICTS.items() if text.endswith(f"({word})")), "")
 
 
 def _class(kind: str) -> str:

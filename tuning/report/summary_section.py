@@ -6,7 +6,7 @@ from tuning.report.content import JobReport, ReportedPoint
 from tuning.report.findings import COST, LATENCY, THROUGHPUT, SloCheck, per_month, shown_point, slo_checks
 from tuning.report.markup import Html, Tile, bullets, paragraph, section, tiles
 from tuning.report.quantities import change, money, with_unit
-from tuning.report.wording import capital, judged_change, limit_sentence, settings, window_sentence
+from tuning.report.wording import PRICE, SENSES, capital, judged_change, limit_sentence, settings, window_sentence
 
 
 def summary_section(report: JobReport) -> Html:
@@ -41,12 +41,12 @@ def _opening(report: JobReport, point: ReportedPoint | None) -> list[Html]:
 def _tiles(report: JobReport, point: ReportedPoint) -> list[Tile]:
     currency, baseline = report.prices.currency, report.baseline
     month = per_month(report, point.bill.per_hour)
-    against = "" if baseline is None else judged_change(month, per_month(report, baseline.bill.per_hour), "lower")
+    against = "" if baseline is None else judged_change(month, per_month(report, baseline.bill.per_hour), PRICE)
     entries = [Tile("A month costs", money(month, currency), against)]
     for place in (LATENCY, THROUGHPUT):
         objective = report.objectives[place]
         value = point.objectives[place]
-        verdict = "" if baseline is None else judged_change(value, baseline.objectives[place], objective.better)
+        verdict = "" if baseline is None else judged_change(value, baseline.objectives[place], SENSES[place])
         entries.append(Tile(capital(objective.title), with_unit(value, objective.unit), verdict))
     if report.slos:
         entries.append(_limits_tile(slo_checks(report, point)))
@@ -85,9 +85,11 @@ def _against_baseline(report: JobReport, point: ReportedPoint, baseline: Reporte
         word = "less" if month < before else "more"
         bill = f"its bill is {money(abs(month - before), currency)} a month {word} ({change(month, before)})"
     gains = [
-        f"{objective.title} {with_unit(value, objective.unit)} instead of {with_unit(base, objective.unit)} "
-        f"({change(value, base)})"
-        for objective, value, base in zip(report.objectives, point.objectives, baseline.objectives, strict=True)
+        f"{objective.title} {with_unit(value, objective.unit)} instead of {with_unit(base, objective.unit)}: "
+        f"{judged_change(value, base, SENSES[place])}"
+        for place, (objective, value, base) in enumerate(
+            zip(report.objectives, point.objectives, baseline.objectives, strict=True)
+        )
     ]
     holds = ""
     if report.slos:

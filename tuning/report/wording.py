@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Final
 
 from tuning.pareto.space import Point
 from tuning.report.content import JobReport, ReportedPoint
-from tuning.report.findings import SloCheck
+from tuning.report.findings import COST, LATENCY, THROUGHPUT, SloCheck
 from tuning.report.quantities import change, with_unit
 
 
@@ -37,12 +38,31 @@ def status(report: JobReport, point: ReportedPoint) -> str:
     return "on the front" if point.on_front else "beaten by another"
 
 
-def judged_change(value: float, before: float, better: Literal["lower", "higher"]) -> str:
-    """A change with its verdict, unless it is too small to be seen: "−58.3 % (better)"."""
+@dataclass(frozen=True, slots=True)
+class Sense:
+    """What it means that a quantity falls or rises: a sign alone leaves it to the reader."""
+
+    falls: str
+    rises: str
+
+    def word(self, value: float, before: float) -> str:
+        """For two values that differ."""
+        return self.falls if value < before else self.rises
+
+
+TIME: Final = Sense("faster", "slower")
+RATE: Final = Sense("less", "more")
+PRICE: Final = Sense("cheaper", "dearer")
+SENSES: Final = {LATENCY: TIME, THROUGHPUT: RATE, COST: PRICE}
+"""By the place of an objective."""
+
+
+def judged_change(value: float, before: float, sense: Sense) -> str:
+    """A change in words too, unless it is too small to be seen: "−58.3 % (faster)"."""
     text = change(value, before)
     if value == before or text.startswith("±"):
         return text
-    return f"{text} ({'better' if (value < before) == (better == 'lower') else 'worse'})"
+    return f"{text} ({sense.word(value, before)})"
 
 
 def limit(check: SloCheck) -> str:

@@ -34,4 +34,5 @@ def write_requests(result: SimulationResult, path: Path) -> None:
         OSError: the file cannot be written.
     """
     columns = {name: pa.array(getattr(result, name), from_pandas=True) for name in COLUMNS}
-    pq.write_table(pa.table(columns), path)
+    with path.open("wb") as file:  # of a name pyarrow makes an address
+        pq.write_table(pa.table(columns), file)

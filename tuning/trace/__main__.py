@@ -16,7 +16,7 @@ from tuning.trace.errors import TraceError, TraceFileError, TraceUsageError
 from tuning.trace.generator import SyntheticTraffic, generate
 from tuning.trace.plots import html_page
 from tuning.trace.reading import TraceRefused, read_trace
-from tuning.trace.report import ReadReport
+from tuning.trace.report import ReadReport, counted
 from tuning.trace.statistics import describe, text_lines
 from tuning.trace.trace import Trace
 from tuning.trace.writing import format_for, losses, replacing, write_trace
@@ -191,14 +191,15 @@ def _write(trace: Trace, options: argparse.Namespace, format: str) -> None:
     for lost in losses(trace, format):
         _say(f"{options.out}: warning: {format} has no place for {lost}")
     write_trace(trace, options.out, format, options.overwrite)
-    print(f"{options.out}: {len(trace):,} requests in the format {format}", flush=True)
+    print(f"{options.out}: {counted(len(trace), 'request')} in the format {format}", flush=True)
 
 
 def _summary(report: ReadReport) -> str:
     as_what = f"read as {report.format}" if report.format else "not read"
-    parts = [as_what, f"{report.rows_read:,} rows", f"{report.rows_kept:,} kept", f"{report.num_problems:,} problems"]
+    rows, problems = counted(report.rows_read, "row"), counted(report.num_problems, "problem")
+    parts = [as_what, rows, f"{report.rows_kept:,} kept", problems]
     if report.block_tokens is not None:
-        parts.append(f"blocks of {report.block_tokens:,} tokens ({report.block_tokens_from})")
+        parts.append(f"blocks of {counted(report.block_tokens, 'token')} ({report.block_tokens_from})")
     elif report.rows_kept:
         parts.append("no reuse information")
     return f"{report.path}: {', '.join(parts)}"

@@ -25,7 +25,7 @@ def fits(block_tokens: int, input_tokens: NDArray[np.int64], counts: NDArray[np.
 
 
 def infer(input_tokens: NDArray[np.int64], counts: NDArray[np.int64], usual: int) -> tuple[int, str]:
-    """The block size that the rows speak for, and in words how it was found.
+    """The block size that the rows speak for, each of which has a hash, and in words how it was found.
 
     The usual one of the format where all rows fit it; else the only one, or the only power of two, that all rows fit;
     else, as some rows must be wrong then, the usual one or the power of two that most rows fit.
@@ -35,12 +35,10 @@ def infer(input_tokens: NDArray[np.int64], counts: NDArray[np.int64], usual: int
     """
     if fits(usual, input_tokens, counts).all():
         return usual, "the usual one of the format, which fits all rows"
-    with_blocks = counts > 0
-    tokens, blocks = input_tokens[with_blocks], counts[with_blocks]
-    several = blocks > 1
-    least = int((-(-tokens // blocks)).max(initial=1))
-    most = int(((tokens[several] - 1) // (blocks[several] - 1)).min(initial=_ANY))
-    if with_blocks.all() and least <= most:
+    several = counts > 1
+    least = int((-(-input_tokens // counts)).max(initial=1))
+    most = int(((input_tokens[several] - 1) // (counts[several] - 1)).min(initial=_ANY))
+    if least <= most:
         candidates = [power for power in _POWERS if least <= power <= most] if least < most else [least]
         if len(candidates) != 1:
             until = "on" if most == _ANY else f"to {most}"
@@ -81,14 +79,16 @@ def settle(raw: RawRows, blocks: Blocks, usual: int, asked: int | None, report: 
     elif declared is not None:
         size, source = declared, "as the file says"
     else:
-        size, source = infer(raw.input_tokens, counts, usual)
+        has_hashes = counts > 0
+        size, source = infer(raw.input_tokens[has_hashes], counts[has_hashes], usual)
     report.block_tokens, report.block_tokens_from = size, source
     matches = fits(size, raw.input_tokens, counts)
     for row in np.flatnonzero(~matches).tolist():
         length, count = int(raw.input_tokens[row]), int(counts[row])
-        report.add(
-            int(raw.line[row]),
-            "hash_ids do not match input_length",
-            f"{count} hash_ids for input_length {length}: blocks of {size} tokens make it {-(-length // size)}",
-        )
+        expected = f"for input_length {length}: blocks of {size} tokens make it {-(-length // size)}"
+        if count:
+            reason, message = "hash_ids do not match input_length", f"{count} hash_ids {expected}"
+        else:
+            reason, message = "no hash_ids", f"no hash_ids {expected}. Give all rows theirs, or none"
+        report.add(int(raw.line[row]), reason, message)
     return matches

@@ -42,6 +42,11 @@ TEXT_FORMATS: Final[dict[str, TextFormat]] = {
 NAMES: Final = (*TEXT_FORMATS, PARQUET)
 
 
+def looks_like_bailian(first_line: bytes) -> bool:
+    """Whether a JSON line is a row of Bailian's rather than of Mooncake's."""
+    return b'"chat_id"' in first_line
+
+
 def recognise(first_line: bytes) -> str:
     """The text format whose file begins with this line.
 
@@ -52,7 +57,7 @@ def recognise(first_line: bytes) -> str:
         return "azure"
     if first_line.startswith(b"{"):
         # Rows of sessions have ids of their own; everything else in JSON lines is in Mooncake's form.
-        return "bailian" if b'"chat_id"' in first_line else "mooncake"
+        return "bailian" if looks_like_bailian(first_line) else "mooncake"
     if first_line.startswith(b"version https://git-lfs"):
         raise TraceError("this is a pointer of Git LFS, not the trace itself: fetch the file with `git lfs pull`")
     shown = ascii(first_line[:60].decode(errors="replace"))

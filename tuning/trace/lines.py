@@ -42,7 +42,7 @@ def open_unpacked(path: Path) -> Iterator[BinaryIO]:
 def numbered_lines(stream: BinaryIO, report: ReadReport) -> Iterator[tuple[int, bytes]]:
     """Number (from 1) and content of each line that is not blank, without a byte order mark and the line's end.
 
-    Packed data that is broken or ends early is a problem in `report`, and the end.
+    Packed data that is broken or ends early is a problem in `report`, and the end: the line that could not be had.
 
     Raises:
         TraceError: a line is longer than `MAX_LINE_BYTES`.
@@ -59,8 +59,8 @@ def numbered_lines(stream: BinaryIO, report: ReadReport) -> Iterator[tuple[int, 
             if line:
                 yield number, line
     except EOFError:
-        report.add(number, "cut short", "the gzip data ends soon after this line: the file is not complete")
+        report.add(number + 1, "cut short", "the gzip data ends before this line does: the file is not complete")
     except (gzip.BadGzipFile, zlib.error) as error:
         report.add(
-            number, "broken gzip data", f"the gzip data is broken soon after this line ({error}): fetch it again"
+            number + 1, "broken gzip data", f"the gzip data is broken before this line ends ({error}): fetch it again"
         )

@@ -31,6 +31,7 @@ MAGIC: Final = b"PAR1"
 
 _PARTIAL: Final = {True: b"hashed", False: b"left out"}
 _ROW_GROUP: Final = 10_000
+_MAX_NAMES: Final = 300
 _REQUIRED: Final[dict[str, tuple[pa.DataType, str]]] = {
     "arrival_s": (pa.float64(), "seconds, from any origin"),
     "input_tokens": (pa.int64(), "length of the prompt in tokens, at least 1"),
@@ -81,7 +82,8 @@ def schema(
 def write(trace: Trace, path: Path) -> None:
     """Write a whole trace. Its ids serve as hashes, eight bytes each, the highest first."""
     form = schema(trace.block_tokens, with_kind=bool(trace.kind))
-    with pq.ParquetWriter(path, form, compression="zstd") as writer:
+    # Of a name pyarrow makes an address, in which not all characters may be, so it gets the open file.
+    with path.open("wb") as file, pq.ParquetWriter(file, form, compression="zstd") as writer:
         for start in range(0, len(trace), _ROW_GROUP):
             rows = slice(start, start + _ROW_GROUP)
             columns: dict[str, Any] = {
@@ -114,7 +116,8 @@ def read(path: Path, report: ReadReport) -> RawRows:
         TraceError: it is not Parquet, or not ours, or of another version.
     """
     try:
-        table = pq.ParquetFile(path).read()
+        with path.open("rb") as file:
+            table = pq.ParquetFile(file).read()
     except OSError as error:
         # Arrow raises OSError without a number for data that it cannot make sense of.
         if error.errno is None:
@@ -130,8 +133,8 @@ def _check_schema(found: pa.Schema) -> None:
     version = (found.metadata or {}).get(VERSION_KEY)
     if version is None:
         raise TraceError(
-            f"this Parquet file is no trace: its metadata has no {VERSION_KEY.decode()}. "
-            "`convert` makes one of the other formats"
+            f"this Parquet file is no trace: its metadata has no {VERSION_KEY.decode()}. {_columns(found)}. `convert` "
+            "makes one of the other formats; `schema()` of tuning/trace/own_parquet.py is for tables of one's own"
         )
     if version != str(VERSION).encode():
         raise TraceError(f"is of version {version!r}; version {VERSION} can be read")
@@ -141,7 +144,7 @@ def _check_schema(found: pa.Schema) -> None:
             continue
         if index == -1 or found.field(index).type != dtype:
             what = "is missing (or there twice)" if index == -1 else f"is of type {found.field(index).type}"
-            raise TraceError(f"column {name} {what}: it must be one column of type {dtype}")
+            raise TraceError(f"column {name} {what}: it must be one column of type {dtype}. {_columns(found)}")
     index = found.get_field_index("block_hashes")
     block_tokens = found.metadata.get(BLOCK_TOKENS_KEY)
     if (index == -1) != (block_tokens is None):
@@ -154,6 +157,14 @@ def _check_schema(found: pa.Schema) -> None:
         dtype = found.field(index).type
         if not pa.types.is_list(dtype) or not pa.types.is_fixed_size_binary(dtype.value_type):
             raise TraceError(f"column block_hashes is of type {dtype}: it must hold lists of fixed_size_binary")
+
+
+def _columns(found: pa.Schema) -> str:
+    """What is there and what must be."""
+    there = ", ".join(found.names)
+    needed = ", ".join(f"{name} ({dtype})" for name, (dtype, _) in _REQUIRED.items())
+    there = there if len(there) <= _MAX_NAMES else f"{there[: _MAX_NAMES - 3]}..."
+    return f"Its columns are {there or 'none'}; needed are {needed}, and block_hashes for what is shared"
 
 
 def _checked_rows(table: pa.Table, report: ReadReport) -> RawRows:

@@ -120,8 +120,8 @@ class RowBuilder:
         self._kind.append(kind)
 
     def rows(self) -> RawRows:
-        """All that was added. The builder is not used any more after this."""
-        blocks = Blocks(_numpy(self._counts), _numpy(self._hashes).view(np.int64), None) if self._counts else None
+        """All that was added; without blocks where no row has a hash. The builder is not used any more after this."""
+        blocks = Blocks(_numpy(self._counts), _numpy(self._hashes).view(np.int64), None) if self._hashes else None
         sessions = Sessions(_numpy(self._chat), _numpy(self._parent), _numpy(self._turn)) if self._chat else None
         return RawRows(
             line=_numpy(self._line),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from tuning.trace.formats import PARQUET, TEXT_FORMATS, TextFormat
 from tuning.trace.lines import numbered_lines, open_unpacked
 from tuning.trace.prefix_ids import prefix_ids
 from tuning.trace.raw_rows import RawRows, RowBuilder, Sessions
-from tuning.trace.report import ReadReport
+from tuning.trace.report import ReadReport, counted
 from tuning.trace.row_values import MAX_TOKENS
 from tuning.trace.trace import Trace
 
@@ -93,6 +93,11 @@ def _read_rows(path: Path, format: str, report: ReadReport) -> tuple[RawRows, in
             report.format = PARQUET
             return own_parquet.read(path, report), 1
         report.format = formats.recognise(first[1]) if format == "auto" else format
+        if format == "mooncake" and formats.looks_like_bailian(first[1]):
+            report.warnings.append(
+                "the first row has a chat_id, as those of the format bailian, whose times are seconds; read as "
+                "mooncake they are milliseconds. Leave --format out to have it recognised"
+            )
         text_format = TEXT_FORMATS[report.format]
         if text_format.header is not None:
             if first[1] != text_format.header.encode():
@@ -147,7 +152,7 @@ def _assemble(path: Path, raw: RawRows, ticks_per_s: int, report: ReadReport) ->
         raw = raw.select(np.argsort(raw.clock, kind="stable"))
     arrival_s = (raw.clock - raw.clock[0]) / ticks_per_s
     report.shift_s = float(raw.clock[0]) / ticks_per_s
-    _judge_clock(arrival_s, report)
+    _judge_clock(raw.clock, arrival_s, report)
 
     count = len(raw)
     offsets, ids = np.zeros(count + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -159,8 +164,8 @@ def _assemble(path: Path, raw: RawRows, ticks_per_s: int, report: ReadReport) ->
             several = int(ids.max()) - np.count_nonzero(np.diff(np.sort(raw.blocks.hashes)))
             if several:
                 report.warnings.append(
-                    f"hashes come after different predecessors ({several:,} prefixes more than hashes), so they are of "
-                    "content, not of prefixes as this format has them: prefixes were made of them"
+                    f"hashes come after different predecessors (there are {several:,} more prefixes than hashes), so "
+                    "they are of content, not of prefixes as this format has them: prefixes were made of them"
                 )
     parent, turn = np.full(count, -1, dtype=np.int64), np.ones(count, dtype=np.int32)
     if raw.sessions is not None:
@@ -179,17 +184,21 @@ def _assemble(path: Path, raw: RawRows, ticks_per_s: int, report: ReadReport) ->
     )
 
 
-def _judge_clock(arrival_s: NDArray[np.float64], report: ReadReport) -> None:
+def _judge_clock(clock: NDArray[Any], arrival_s: NDArray[np.float64], report: ReadReport) -> None:
+    """Warns of an odd clock. Few requests say nothing by their rate: any number may come in one burst."""
     if report.shift_s > EPOCH_SCALE_S and report.format != "azure":
         report.warnings.append(f"the clock begins at {report.shift_s:,.3f} s, counted from some epoch: shifted to 0")
-    if len(arrival_s) < _ENOUGH_FOR_A_RATE:
-        return
     span_s = float(arrival_s[-1])
     least, most = PLAUSIBLE_RATE
-    if not least * span_s <= len(arrival_s) <= most * span_s:
+    doubts = []
+    if len(arrival_s) >= _ENOUGH_FOR_A_RATE and not least * span_s <= len(arrival_s) <= most * span_s:
+        doubts.append(f"{len(arrival_s):,} requests within {span_s:,.3f} s is hard to believe")
+    if report.format == "mooncake" and (clock % 1).any():
+        doubts.append("there are times with fractions, where mooncake has whole milliseconds")
+    if doubts:
         report.warnings.append(
-            f"{len(arrival_s):,} requests within {span_s:,.3f} s is hard to believe: is the clock in the unit that the "
-            f"format {report.format} has (mooncake: milliseconds; bailian and parquet: seconds)?"
+            f"{', and '.join(doubts)}: is the clock in the unit that the format {report.format} has (mooncake: "
+            "milliseconds; bailian and parquet: seconds)?"
         )
 
 
@@ -203,11 +212,12 @@ def _parents(sessions: Sessions, report: ReadReport) -> NDArray[np.int64]:
     found = named & (sessions.chat_id[parent] == sessions.parent_chat_id) & (parent < np.arange(count))
     if missing := int((named & ~found).sum()):
         report.warnings.append(
-            f"{missing:,} requests follow one that is not before them in the file: they begin sessions here"
+            f"{counted(missing, 'request')} said to follow one that does not come before in the file: sessions "
+            "begin there"
         )
     parent = np.where(found, parent, -1)
     if odd := int((found & (sessions.turn != sessions.turn[parent] + 1)).sum()):
         report.warnings.append(
-            f"{odd:,} requests have a turn that is not one more than that of the request they follow"
+            f"{counted(odd, 'request')} with a turn that is not one more than that of the request before"
         )
     return parent

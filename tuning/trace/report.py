@@ -11,6 +11,11 @@ MAX_SHOWN: Final = 10
 """Problems that are kept word for word; the others are only counted."""
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts: "1 row", "2,000 rows"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something in the file that should not be there."""
@@ -66,6 +71,7 @@ class ReadReport:
         for problem in self.problems:
             yield f"{self.path}: {problem}"
         if self.num_problems > len(self.problems):
-            yield f"{self.path}: and {self.num_problems - len(self.problems):,} more problems; all of them by sort:"
+            more = counted(self.num_problems - len(self.problems), "more problem")
+            yield f"{self.path}: and {more}; all of them by sort:"
             for reason, count in self.reasons.most_common():
                 yield f"{self.path}:   {count:,} x {reason}"

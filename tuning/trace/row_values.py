@@ -22,7 +22,7 @@ def json_object(text: str) -> Mapping[str, Any]:
     """The JSON object that a line holds.
 
     Raises:
-        RowError: the line holds anything else, or NaN or an infinity somewhere.
+        RowError: the line holds anything else, NaN or an infinity somewhere, or an object that has a key twice.
     """
     try:
         value = _DECODER.decode(text)
@@ -77,12 +77,12 @@ def text(row: Mapping[str, Any], field: str) -> str:
 
 
 def hashes(row: Mapping[str, Any], field: str) -> array[int]:
-    """A list of block hashes, as an array of type "Q".
+    """A list of block hashes, as an array of type "Q"; empty where the row has no such field.
 
     Raises:
-        RowError: it is missing or anything else.
+        RowError: it is anything else.
     """
-    value = row.get(field, _MISSING)
+    value = row.get(field, [])
     if type(value) is not list:
         _refuse(field, value, "a list of whole numbers, one for each block of the input")
     if not _ONLY_INT.issuperset(map(type, value)):
@@ -99,7 +99,17 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python's decoder by itself takes the last of two values in silence."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise RowError("a key is given twice", f"{_shown(twice)} is given twice: keep one of them")
+    return values
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_distinct_keys)
 _ONLY_INT: Final = frozenset((int,))
 _MISSING: Final = object()
 _UNITS: Final = {1: "seconds", 1000: "milliseconds"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from kv.policy.policy_file import dump
-from tuning.option_types import at_least_0, share, whole
+from tuning.option_types import above_0_or_inf, share, whole
 from tuning.simulator.group_roots import root_key
 from tuning.trace import formats
 from tuning.trace.errors import TraceError, TraceFileError, TraceUsageError
@@ -18,7 +19,8 @@ from tuning.trace.reading import read_trace
 from tuning.trace.trace import PartialBlocks
 from tuning.trace.writing import replacing
 from tuning.ttl.comparison import on_the_same_trace, on_the_second_half
-from tuning.ttl.fit import FitOptions, fit
+from tuning.ttl.curves import least_useful_block_s
+from tuning.ttl.fit import FitOptions, GroupTtlFit, fit
 from tuning.ttl.live_keys import live_keys
 from tuning.ttl.policy import to_policy_spec
 from tuning.ttl.report import as_json, text_lines
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             budget_block_s = options.capacity_blocks * horizon_s if horizon_s else 0.0
         fit_options = FitOptions(options.coverage, options.max_groups, options.partial_blocks, options.seed)
         fitted = fit(trace, budget_block_s, fit_options)
+        if all(ttl_s == 0 for ttl_s in fitted.plan.ttls_s):
+            raise TraceUsageError(_keeps_nothing(fitted, budget_block_s))
         keys = live_keys(path, trace, fitted.roots) if read.format == formats.PARQUET else None
         spec = to_policy_spec(fitted.plan, keys or [root_key(root) for root in fitted.roots], options.eviction)
         report = as_json(
@@ -60,6 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _keeps_nothing(fitted: GroupTtlFit, budget_block_s: float) -> str:
+    """Why a policy of these would be useless: each block would go as soon as it is there."""
+    least_block_s = least_useful_block_s(fitted.curves)
+    if least_block_s is None:
+        return "no block of the trace is used again later, so there is no time-to-live to be found"
+    least_blocks = math.ceil(1000 * least_block_s / fitted.uses.horizon_s) / 1000
+    return (
+        f"{budget_block_s:,.6g} block-seconds keep no block until its next use: give --budget-block-s "
+        f"{math.ceil(least_block_s)} or more, or --capacity-blocks {least_blocks:.10g} or more for as many on average"
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tuning.ttl",
@@ -78,14 +94,14 @@ def _parser() -> argparse.ArgumentParser:
     budget.add_argument(
         "--budget-block-s",
         metavar="B",
-        type=at_least_0,
-        help="blocks that are held, times the seconds that they are held for; inf for no limit",
+        type=above_0_or_inf,
+        help="above 0: blocks that are held, times the seconds that they are held for; inf for no limit",
     )
     budget.add_argument(
         "--capacity-blocks",
         metavar="N",
-        type=at_least_0,
-        help="the same as the blocks held on average: N times the length of the trace",
+        type=above_0_or_inf,
+        help="above 0: the same as the blocks held on average, N times the length of the trace; inf for no limit",
     )
     parser.add_argument(
         "--coverage",

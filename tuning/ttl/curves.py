@@ -95,6 +95,12 @@ def reuse_curves(uses: BlockUses, group_of_block: NDArray[np.int32], num_groups:
     )
 
 
+def least_useful_block_s(curves: Sequence[ReuseCurve]) -> float | None:
+    """Block-seconds of the cheapest TTL above 0 that gives a group a hit; None where no block is used again later."""
+    steps = [float(curve.choice_block_s[1]) for curve in curves if len(curve.choices_s) > 1]
+    return min(steps, default=None)
+
+
 def total_block_s(curves: Sequence[ReuseCurve], ttls_s: Sequence[float]) -> float:
     """Block-seconds of all groups, each with its TTL."""
     return math.fsum(curve.block_s(ttl_s) for curve, ttl_s in zip(curves, ttls_s, strict=True))

@@ -27,7 +27,8 @@ def live_keys(path: Path, trace: Trace, blocks: Sequence[int]) -> tuple[bytes, .
     Raises:
         ValueError: the file is not the one of this trace.
     """
-    table = pq.read_table(path, columns=["arrival_s", "block_hashes"])
+    with path.open("rb") as file:  # of a name pyarrow makes an address
+        table = pq.read_table(file, columns=["arrival_s", "block_hashes"])
     if table.num_rows != len(trace):
         raise ValueError(f"{path} has {table.num_rows} rows, the trace {len(trace)} requests: give the file it is from")
     hashes = table.column("block_hashes")

@@ -9,6 +9,7 @@ from typing import Any
 
 from kv.policy.groups import REST_NAME
 from kv.policy.policy_file import PolicySpec
+from tuning.trace.report import counted
 from tuning.trace.trace import Trace
 from tuning.ttl.comparison import EqualBudget
 from tuning.ttl.fit import GroupTtlFit
@@ -71,7 +72,7 @@ def text_lines(report: dict[str, Any]) -> Iterator[str]:
     """What `as_json` says, as tables."""
     horizon_s, budget_block_s = report["horizon_s"], report["budget_block_s"]
     requests, uses = report["requests"], report["block_uses"]
-    yield f"{report['trace']}: {requests:,} requests, {uses:,} block uses in {horizon_s:,.1f} s"
+    yield f"{report['trace']}: {counted(requests, 'request')}, {counted(uses, 'block use')} in {horizon_s:,.1f} s"
     budget = "no limit" if budget_block_s is None else f"{budget_block_s:,.0f} block-seconds"
     if budget_block_s is not None and horizon_s:
         budget += f", {budget_block_s / horizon_s:,.1f} blocks on average"

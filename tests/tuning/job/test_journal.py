@@ -7,11 +7,11 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from tests.tuning.job.job_runs import arguments, found_by, make_files, run
-from tuning.job.inputs import JobError
 from tuning.job.job import CHOSEN, UNUSABLE, main
+from tuning.job.job_error import JobError
 from tuning.job.journal import open_journal
 
 
@@ -48,6 +48,18 @@ def test_other_damage_is_said_with_its_line_and_nothing_is_written(journal: Path
         with pytest.raises(JobError, match=rf"study\.journal, line {number}: damaged"):
             open_journal(journal)
         assert journal.read_bytes() == b"\n".join(damaged)
+
+
+def test_the_lock_of_a_job_that_was_killed_while_it_wrote_is_removed(journal: Path) -> None:
+    JournalFileSymlinkLock(str(journal)).acquire()  # and never released
+    lock = journal.with_name("study.journal.lock")
+    assert lock.is_symlink()
+    storage = open_journal(journal)
+    assert not lock.is_symlink()
+    optuna.create_study(storage=storage, study_name="after")
+    assert not lock.is_symlink()
+    again = JournalStorage(JournalFileBackend(str(journal)))
+    assert set(optuna.get_all_study_names(again)) == {"s", "after"}
 
 
 def test_a_job_goes_on_from_a_journal_that_was_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
 from tuning.job.out_folder import taken_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,6 +56,17 @@ def test_files_that_are_not_of_the_study_are_not_overwritten(tmp_path: Path, nam
         pass
     assert (tmp_path / name).read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("out", ["notes.txt", "notes.txt/out"])
+def test_a_file_is_no_folder(tmp_path: Path, out: str) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with (
+        pytest.raises(JobError, match=f"{out} is no folder, .* --out is the name"),
+        taken_folder(tmp_path / out, IDENTITY),
+    ):
+        pass
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_other_files_may_lie_there(tmp_path: Path) -> None:

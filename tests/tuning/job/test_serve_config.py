@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.serve_config import read_serve_config
 from kv.policy.policy_file import GroupTtl, PolicySpec, dump
 from tuning.deployment.deployment import Deployment
-from tuning.job.inputs import JobError
+from tuning.job.job_error import JobError
 from tuning.job.serve_config import dump_config, read_base, serve_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -60,4 +62,37 @@ def test_what_is_no_configuration_of_ours_is_refused(text: str, tmp_path: Path) 
     path = tmp_path / "base.yaml"
     path.write_text(text)
     with pytest.raises(JobError, match=r"base\.yaml"):
+        read_base(path)
+
+
+@pytest.mark.parametrize(
+    ("args", "place"),
+    [
+        ("[1]", "args"),
+        ("text", "args"),
+        ("{store: 5}", "args.store"),
+        ("{store: {disk: [1]}}", "args.store.disk"),
+        ("{prefill: 2}", "args.prefill"),
+        ("{monolithic: many}", "args.monolithic"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_block_is_refused(args: str, place: str, tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text(f"applications: [{{import_path: 'app.builder:build', args: {args}}}]")
+    with pytest.raises(
+        JobError, match=rf"base\.yaml: {re.escape(place)} of the application is .* a mapping of settings"
+    ):
+        read_base(path)
+
+
+def test_comments_stay_comments_whatever_is_in_them() -> None:
+    text = dump_config({"a": 1}, ["one\nb: 2", "bell \x07 and \udcff", "line\u2028c: 3"])
+    assert yaml.safe_load(text) == {"a": 1}
+    assert text.startswith("# one?b: 2\n# bell ? and ?\n# line?c: 3\n")
+
+
+def test_a_key_that_a_base_gives_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "base.yaml"
+    path.write_text("applications:\n  - import_path: app.builder:build\n    args: {mode: static}\n    args: {}\n")
+    with pytest.raises(JobError, match=r"base\.yaml: applications\.0\.args: given twice, in line 3 and in line 4"):
         read_base(path)

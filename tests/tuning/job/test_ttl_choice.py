@@ -63,7 +63,7 @@ def test_groups_that_pay_are_served_with_by_their_live_keys(tmp_path: Path) -> N
         (100, 32, 100, "no better than LRU on the second"),
         (150, 32, 20, "no better"),
         (5000, 32, 200, "everything is kept"),
-        (0, 32, 200, "nothing to keep, or no room"),
+        (0, 32, 200, "no room to keep anything"),
     ],
 )
 def test_else_one_time_to_live_is_served_with(

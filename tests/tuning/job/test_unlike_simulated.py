@@ -47,8 +47,22 @@ def test_the_same_model_under_the_names_of_both(there: str, simulated: str) -> N
 @pytest.mark.parametrize("there", ["Qwen/Qwen3-8B", "qwen3-8b", "meta-llama/Llama-2-7b-hf", None, 13])
 def test_another_model_or_none_is_named(there: object) -> None:
     (warning,) = unlike_simulated({"model": there, "engine": ENGINE}, evaluator())
-    assert warning.startswith("model is not given" if there is None else f"model is {there!r} ")
-    assert "and llama-2-13b was simulated" in warning
+    if there is None:
+        assert warning.startswith(
+            "model is not given in the configuration to serve with (--base-config), and simulated"
+        )
+        assert "simulated was model llama-2-13b: predictions" in warning
+    else:
+        assert warning.startswith(f"model is {there!r} ")
+        assert "and llama-2-13b was simulated" in warning
+
+
+def test_all_that_is_not_given_is_one_line() -> None:
+    (warning,) = unlike_simulated({}, evaluator())
+    assert warning == (
+        "model, max_batch_tokens and block_tokens are not given in the configuration to serve with (--base-config), "
+        "and simulated was model llama-2-13b, max_batch_tokens 8192, block_tokens 16: predictions may be off"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +71,7 @@ def test_another_model_or_none_is_named(there: object) -> None:
         ("static", {"prefill": {"engine": {"max_batch_tokens": 4096}}}, ["max_batch_tokens"]),
         ("static", {"decode": {"engine": {"max_batch_tokens": 256}}}, []),
         ("monolithic", {"monolithic": {"engine": {"block_tokens": 256}}}, ["block_tokens"]),
-        ("monolithic", {"engine": {}}, ["max_batch_tokens", "block_tokens"]),
+        ("monolithic", {"engine": {"block_tokens": 256}}, ["block_tokens", "max_batch_tokens"]),
     ],
 )
 def test_settings_of_the_role_that_computes_prompts_are_compared(

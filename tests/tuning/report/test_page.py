@@ -57,9 +57,9 @@ def test_the_summary_tells_choice_bill_gain_and_limits() -> None:
     assert "It costs EUR 4.72 an hour, EUR 3,446 a month of 730 h" in text
     assert "EUR 2.40 an hour for GPUs (2), EUR 2.00 for DRAM, EUR 0.32 for disk." in text
     assert "its bill is EUR 861.40 a month less (−20.0 %)" in text
-    assert "mean time to first token 0.8 s instead of 2 s (−60.0 %)" in text
-    assert "throughput 5,500 tokens/s instead of 5,000 tokens/s (+10.0 %)" in text
-    assert "cost of the replay EUR 4.72 instead of EUR 5.90 (−20.0 %)" in text
+    assert "mean time to first token 0.8 s instead of 2 s: −60.0 % (faster)" in text
+    assert "throughput 5,500 tokens/s instead of 5,000 tokens/s: +10.0 % (more)" in text
+    assert "cost of the replay EUR 4.72 instead of EUR 5.90: −20.0 % (cheaper)" in text
     assert "99th percentile of the time to first token at most 4 s: holds, with 3.5 s." in text
     assert "In the worst five minutes the mean is 4.5 s, above the limit" in text
     assert "The clock counts from an epoch." in text
@@ -77,18 +77,18 @@ def test_extreme_points_stand_against_the_baseline() -> None:
         "Baseline: fixed 1024 GiB of DRAM",
     ]
     assert rows[1][2:] == ["0.5", "5,500", "7.08", "EUR 5,168"]
-    assert rows[2][2:] == ["−75.0 % (better)", "+10.0 % (better)", "+20.0 % (worse)", "+20.0 %"]
-    assert rows[6][2:] == ["−60.0 % (better)", "+10.0 % (better)", "−20.0 % (better)", "−20.0 %"]
+    assert rows[2][2:] == ["−75.0 % (faster)", "+10.0 % (more)", "+20.0 % (dearer)", "+20.0 % (dearer)"]
+    assert rows[6][2:] == ["−60.0 % (faster)", "+10.0 % (more)", "−20.0 % (cheaper)", "−20.0 % (cheaper)"]
     assert rows[7][1:] == ["DRAM 1,024 GiB, disk 0 GiB, disk class none, TTL 600.5 s", "2", "5,000", "5.9", "EUR 4,307"]
 
 
 def test_tables_show_the_data() -> None:
     tables = read("small").tables
-    assert ["DRAM, an hour", "EUR 2.00", "EUR 3.50", "−42.9 %"] in tables["Bill"]
-    assert ["disk, an hour", "EUR 0.32", "EUR 0.00", "was 0"] in tables["Bill"]
-    assert ["all, a month", "EUR 3,446", "EUR 4,307", "−20.0 %"] in tables["Bill"]
+    assert ["DRAM, an hour", "EUR 2.00", "EUR 3.50", "−42.9 % (cheaper)"] in tables["Bill"]
+    assert ["disk, an hour", "EUR 0.32", "EUR 0.00", "was 0 (dearer)"] in tables["Bill"]
+    assert ["all, a month", "EUR 3,446", "EUR 4,307", "−20.0 % (cheaper)"] in tables["Bill"]
     waiting = tables["Latency and throughput"]
-    assert ["time to first token, mean of the worst 5 min", "4.5 s", "2.5 s", "+80.0 %"] in waiting
+    assert ["time to first token, mean of the worst 5 min", "4.5 s", "2.5 s", "+80.0 % (slower)"] in waiting
     assert ["time per output token, mean", "not seen", "not seen", ""] in waiting
     groups = tables["Times-to-live by group"]
     assert groups[1] == ["rest", "120 s", "3,900", "1,000", "250", "25.0 %", "123,456"]

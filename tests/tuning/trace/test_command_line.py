@@ -51,7 +51,7 @@ def test_validate(capsys: pytest.CaptureFixture[str], broken: str) -> None:
     assert main(["validate", broken]) == 1
     captured = capsys.readouterr()
     assert "line 2: timestamp is missing" in captured.err
-    assert "3 rows, 2 kept, 1 problems" in captured.out
+    assert "3 rows, 2 kept, 1 problem, " in captured.out
 
 
 def test_problems_end_a_strict_command_and_not_a_lenient_one(
@@ -61,7 +61,7 @@ def test_problems_end_a_strict_command_and_not_a_lenient_one(
     assert main(["convert", broken, str(out)]) == 1
     assert not out.exists()
     assert main(["stats", broken]) == 1
-    assert "3 rows, 0 kept, 1 problems" in capsys.readouterr().err
+    assert "3 rows, 0 kept, 1 problem" in capsys.readouterr().err
     assert main(["convert", "--lenient", broken, str(out)]) == 0
     captured = capsys.readouterr()
     assert "line 2: timestamp is missing" in captured.err

@@ -114,7 +114,15 @@ def test_bad_values(file: Path, name: str, values: list[Any], message: str) -> N
     ("table", "message"),
     [
         (pa.table({"a": [1]}), "is no trace: its metadata has no equipoise.trace.version"),
-        (recorded([[1]], 2).drop_columns(["arrival_s"]), "column arrival_s is missing"),
+        (
+            pa.table({"timestamp": [1], "prompt": [2]}),
+            r"columns are timestamp, prompt; needed are arrival_s \(double\), input_tokens \(int64\), output_tokens",
+        ),
+        (
+            recorded([[1]], 2).drop_columns(["arrival_s"]),
+            "column arrival_s is missing .* Its columns are input_tokens, output_tokens, .*; needed are arrival_s",
+        ),
+        (pa.table({f"column_{number}": [1] for number in range(100)}), r"column_1, .*\.\.\.; needed are"),
         (recorded([[1]], 2).drop_columns(["block_hashes"]), "must be there both or neither"),
         (changed("input_tokens", ["4", "2", "2"], pa.string()), "column input_tokens is of type string: it must be"),
         (changed("block_hashes", [[1, 2], [1], [3]], pa.list_(pa.int64())), "column block_hashes is of type list<"),

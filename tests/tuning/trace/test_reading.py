@@ -79,7 +79,9 @@ def test_real_rows_of_bailian(file: Path) -> None:
     assert trace.kind == ("thinking", "text")
     assert [len(blocks_of(trace, row)) for row in (0, 1)] == [32, 33]
     assert trace.parent_request.tolist() == [-1, -1]
-    assert report.warnings == ["1 requests follow one that is not before them in the file: they begin sessions here"]
+    assert report.warnings == [
+        "1 request said to follow one that does not come before in the file: sessions begin there"
+    ]
 
 
 def test_half_of_a_surrogate_pair_is_refused_by_line(file: Path) -> None:
@@ -97,7 +99,7 @@ def test_content_hashes_become_prefixes(file: Path) -> None:
     file.write_text("\n".join(mooncake_row(hash_ids=ids) for ids in rows))
     trace, report = read_trace(file)
     assert trace.block_ids.tolist() == [0, 1, 2, 3, 0, 1]
-    assert "hashes come after different predecessors (1 prefixes more than hashes)" in report.warnings[0]
+    assert "hashes come after different predecessors (there are 1 more prefixes than hashes)" in report.warnings[0]
 
 
 def test_sessions_survive_sorting_and_other_names(file: Path) -> None:
@@ -117,8 +119,8 @@ def test_sessions_survive_sorting_and_other_names(file: Path) -> None:
     assert trace.arrival_s.tolist() == [0, 1, 3, 3, 8]
     assert trace.parent_request.tolist() == [-1, 0, -1, -1, 2]
     assert "not in the order of their times (see line 2)" in report.warnings[0]
-    assert report.warnings[1].startswith("1 requests follow one that is not before them")
-    assert report.warnings[2].startswith("1 requests have a turn that is not one more")
+    assert report.warnings[1].startswith("1 request said to follow one that does not come before")
+    assert report.warnings[2].startswith("1 request with a turn that is not one more")
 
 
 def test_equal_times_keep_their_order(file: Path) -> None:
@@ -160,6 +162,60 @@ def test_unbelievable_rates_are_warned_of(file: Path, step: float, plausible: bo
     assert [("hard to believe" in warning) for warning in report.warnings] == ([] if plausible else [True])
 
 
+@pytest.mark.parametrize("hash_ids", [..., []])
+def test_rows_without_hashes_are_a_trace_without_reuse_information(file: Path, hash_ids: Any) -> None:
+    file.write_text("\n".join(mooncake_row(timestamp=1000 * row, hash_ids=hash_ids) for row in range(3)))
+    trace, report = read_trace(file)
+    assert (trace.has_reuse, len(trace), trace.num_ids, report.warnings) == (False, 3, 0, [])
+    with pytest.raises(TraceUsageError, match="no block hashes, so no block size can be given"):
+        read_trace(file, block_tokens=512)
+    rows = [json.loads(bailian_row(0, -1)), json.loads(bailian_row(1, 0, turn=2))]
+    for row in rows:
+        row.pop("hash_ids")
+    file.write_text("\n".join(map(json.dumps, rows)))
+    trace, _ = read_trace(file)
+    assert (trace.has_reuse, trace.parent_request.tolist()) == (False, [-1, 0])
+
+
+def test_where_most_rows_have_no_hashes_the_others_say_the_block_size(file: Path) -> None:
+    file.write_text("\n".join([mooncake_row(hash_ids=...), mooncake_row(), mooncake_row(hash_ids=...)]))
+    with pytest.raises(TraceRefused) as refused:
+        read_trace(file)
+    assert [line.split(": ")[1] for line in str(refused.value).splitlines()] == ["line 1", "line 3"]
+    trace, report = read_trace(file, strict=False)
+    assert (len(trace), trace.block_tokens, report.reasons) == (1, 512, {"no hash_ids": 2})
+
+
+@pytest.mark.parametrize("key", ["hash_ids", "timestamp", "note"])
+def test_a_key_that_is_given_twice_is_refused_by_line(file: Path, key: str) -> None:
+    twice = mooncake_row()[:-1] + f', "note": 1, "{key}": [0, 7]}}'
+    inside = mooncake_row()[:-1] + f', "note": {{"{key}": 1, "{key}": 2}}}}'
+    for row in (twice, inside):
+        file.write_text("\n".join([mooncake_row(), row]))
+        with pytest.raises(TraceRefused, match=f'line 2: "{key}" is given twice: keep one of them'):
+            read_trace(file)
+        assert len(read_trace(file, strict=False)[0]) == 1
+
+
+def test_seconds_that_are_read_as_milliseconds_are_warned_of_where_the_rows_show_it(file: Path) -> None:
+    rows = [bailian_row(row, -1, timestamp=row, input_length=20) for row in range(3)]
+    file.write_text("\n".join(rows))
+    _, report = read_trace(file, format="mooncake")
+    assert "the first row has a chat_id, as those of the format bailian, whose times are seconds" in report.warnings[0]
+    assert read_trace(file)[1].warnings == []
+    # Without a session's fields a fraction still gives it away.
+    file.write_text("\n".join(mooncake_row(timestamp=time) for time in (0, 1.5, 2)))
+    _, report = read_trace(file)
+    assert report.warnings[0].startswith("there are times with fractions, where mooncake has whole milliseconds")
+
+
+def test_of_few_requests_in_whole_numbers_nobody_can_tell_the_unit(file: Path) -> None:
+    # The same rows are a minute of traffic in seconds, and a burst in milliseconds: both happen.
+    file.write_text("\n".join(mooncake_row(timestamp=time) for time in range(60)))
+    trace, report = read_trace(file)
+    assert (trace.arrival_s[-1], report.warnings) == (0.059, [])
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -178,7 +234,7 @@ def test_unbelievable_rates_are_warned_of(file: Path, step: float, plausible: bo
         ({"input_length": 10**60}, "input_length is a number of about 60 digits"),
         ({"output_length": -1}, "output_length is -1"),
         ({"output_length": ...}, "output_length is missing"),
-        ({"hash_ids": ...}, "hash_ids is missing"),
+        ({"hash_ids": ...}, "no hash_ids for input_length 1000: blocks of 512 tokens make it 2. Give all rows theirs"),
         ({"hash_ids": 3}, "hash_ids is 3: allowed is a list"),
         ({"hash_ids": [0, "x"]}, 'an entry of hash_ids is "x"'),
         ({"hash_ids": [0, 1.5]}, "an entry of hash_ids is 1.5"),
@@ -188,7 +244,7 @@ def test_unbelievable_rates_are_warned_of(file: Path, step: float, plausible: bo
         ({"hash_ids": [0, -1]}, "an entry of hash_ids is -1"),
         ({"hash_ids": [0, 2**64]}, "an entry of hash_ids is 18446744073709551616"),
         ({"hash_ids": [0]}, "1 hash_ids for input_length 1000: blocks of 512 tokens make it 2"),
-        ({"hash_ids": []}, "0 hash_ids for input_length 1000"),
+        ({"hash_ids": []}, "no hash_ids for input_length 1000"),
     ],
 )
 def test_bad_values_are_refused_or_left_out_by_line(file: Path, changed: dict[str, Any], message: str) -> None:
@@ -326,24 +382,26 @@ def test_wrong_columns(file: Path) -> None:
 def test_a_packed_file_that_is_cut_short(file: Path) -> None:
     packed = gzip.compress(MOONCAKE.read_bytes())
     file.write_bytes(packed[: len(packed) * 3 // 4])
-    with pytest.raises(TraceRefused, match="the gzip data ends soon after this line"):
+    with pytest.raises(TraceRefused) as refused:
         read_trace(file)
     trace, report = read_trace(file, strict=False)
+    # The first line that could not be had.
+    assert f"line {len(trace) + 1}: the gzip data ends before this line does" in str(refused.value)
     whole, _ = read_trace(MOONCAKE)
     assert report.reasons["cut short"] == 1
     assert 100 < len(trace) < 200
     assert equal(trace, whole.head(len(trace)))
 
 
-@pytest.mark.parametrize("broken", ["content", "checksum"])
-def test_a_packed_file_that_is_broken(file: Path, broken: str) -> None:
+@pytest.mark.parametrize(("broken", "line"), [("content", 1), ("checksum", 201)])
+def test_a_packed_file_that_is_broken(file: Path, broken: str, line: int) -> None:
     packed = bytearray(gzip.compress(MOONCAKE.read_bytes()))
     if broken == "content":
         packed[10:] = b"\xff" * 50
     else:
         packed[-8] ^= 1
     file.write_bytes(packed)
-    with pytest.raises(TraceRefused, match=r"line \d+: the gzip data is broken soon after this line"):
+    with pytest.raises(TraceRefused, match=rf"line {line}: the gzip data is broken before this line ends"):
         read_trace(file)
 
 

@@ -68,6 +68,40 @@ def test_the_same_for_people(mooncake: Path, capsys: pytest.CaptureFixture[str])
     assert any(line.startswith("second half by first") for line in lines)
 
 
+@pytest.mark.parametrize("option", ["--capacity-blocks", "--budget-block-s"])
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "many"])
+def test_a_budget_of_nothing_is_refused(
+    mooncake: Path, capsys: pytest.CaptureFixture[str], option: str, given: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--trace", str(mooncake), option, given])
+    assert ended.value.code == 2
+    assert f"'{given}' is not allowed: give a number above 0, or inf for no limit" in capsys.readouterr().err
+
+
+def test_a_budget_that_keeps_no_block_until_its_next_use_is_refused_with_the_least_that_does(
+    mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Three blocks for ten seconds, ten times: 300 block-seconds in 99 s.
+    out = tmp_path / "policy.json"
+    command = ["--trace", str(mooncake), "--out", str(out), "--budget-block-s"]
+    assert main([*command, "299"]) == 2
+    assert (
+        "give --budget-block-s 300 or more, or --capacity-blocks 3.031 or more for as many" in capsys.readouterr().err
+    )
+    assert not out.exists()
+    assert main([*command, "300"]) == 0
+    assert [group.ttl_s for group in load(out.read_text()).groups].count(10) == 1
+
+
+def test_a_trace_that_uses_nothing_again_has_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "made-up.jsonl"
+    rows = [{"timestamp": 1000 * n, "input_length": 512, "output_length": 5, "hash_ids": [n]} for n in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["--trace", str(path), "--capacity-blocks", "2"]) == 2
+    assert "no block of the trace is used again later" in capsys.readouterr().err
+
+
 def test_without_limit(mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "policy.json"
     assert main(["--trace", str(mooncake), "--budget-block-s", "inf", "--out", str(out)]) == 0
