@@ -309,7 +309,13 @@ class Worker:
     def _readings(self) -> Readings:
         """Without waiting for the engine's thread, which counts meanwhile: each number by itself is right."""
         return worker_readings(
-            self._settings.role, self._engine.counters, self._exchange.counts, dict(self._exchange.misses)
+            self._settings.role,
+            self._worker_id,
+            self._engine.counters,
+            self._snapshot,
+            self._engine.scheduler.num_preemptions,
+            self._exchange.counts,
+            dict(self._exchange.misses),
         )
 
     def _in_loop(self, function: Any, *arguments: Any) -> None:

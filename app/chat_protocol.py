@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from app.openai_errors import invalid_request, shortened
 from app.openai_protocol import MAX_COUNT, MAX_LOGPROBS, GenerationRequest
@@ -13,6 +13,21 @@ from app.tool_protocol import NamedTool, Tool, ToolChoice, read_tool_calls, read
 
 PART_SEPARATOR = "\n"
 """Between the text parts of one message, as vLLM joins them."""
+
+
+_TextPart = Annotated[
+    dict[str, str],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            "required": ["type", "text"],
+            "additionalProperties": False,
+        }
+    ),
+]
+_ContentInput = str | Annotated[list[_TextPart], Field(min_length=1)]
+"""For the API's description."""
 
 
 def _content(value: Any) -> str:
@@ -45,7 +60,9 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="'system', 'developer', 'user', 'assistant' or 'tool'"
     )
-    content: Annotated[str, PlainValidator(_content)] = Field(description="a string or a list of text parts")
+    content: Annotated[str, PlainValidator(_content, json_schema_input_type=_ContentInput)] = Field(
+        description="a string or a list of text parts"
+    )
     name: str | None = Field(None, description="a string")
     tool_call_id: str | None = Field(None, description="a string")
     reasoning_content: str | None = Field(None, description="a string")

@@ -20,6 +20,13 @@ Prompt = str | tuple[int, ...]
 """Text, or token ids (not negative; whether they are in the vocabulary is checked with the vocabulary at hand)."""
 
 
+_Text = Annotated[str, Field(min_length=1)]
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Many = Field(min_length=1, max_length=MAX_PROMPTS)
+_PromptInput = _Text | _TokenIds | Annotated[list[_Text], _Many] | Annotated[list[_TokenIds], _Many]
+"""For the API's description."""
+
+
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     allowed = f"a string, a list of token ids, or a list of at most {MAX_PROMPTS} of these, none of them empty"
     if isinstance(value, str) or _are_token_ids(value):
@@ -49,9 +56,10 @@ class CompletionRequest(GenerationRequest):
 
     _harmless: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": (None, "")}
 
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)] = Field(
-        description=f"a string, a list of token ids, or a list of at most {MAX_PROMPTS} of these"
-    )
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        PlainValidator(_prompts, json_schema_input_type=_PromptInput),
+    ] = Field(description=f"a string, a list of token ids, or a list of at most {MAX_PROMPTS} of these")
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_COUNT, description="a whole number of at least 1, or 0 together with 'echo'"
     )

@@ -8,12 +8,14 @@ Annotations stay objects here (no `from __future__ import annotations`): as stri
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from ray import serve
 
+from app import api_description as described
 from app.api_keys import Principal
 from app.chat_protocol import ChatCompletionRequest
 from app.client_presence import Departures, EventStream, unless_gone
@@ -85,7 +87,11 @@ class Ingress:
         )
         self._moves = MovesDesk(controller, self._settings.mode)
 
-    @http.get("/health")
+    @http.get(
+        "/health",
+        responses=described.answers("All is well.", described.HEALTH)
+        | {503: described.answers("Not all is.", described.HEALTH)[200]},
+    )
     async def health(self) -> Response:
         """200 when a request can be served and every worker makes progress; 503 with the reasons otherwise."""
         problems = self._frontend.health_problems()
@@ -93,29 +99,52 @@ class Ingress:
             {"status": "unhealthy" if problems else "ok", "problems": problems}, 503 if problems else 200
         )
 
-    @http.get("/v1/models")
+    @http.get("/v1/models", responses=described.answers("The models.", described.MODELS, *described.NO_WORKER))
     async def models(self) -> Response:
         """The one model that is served."""
         return JSONResponse(model_list([self._model_entry()]))
 
-    @http.get("/v1/models/{model:path}")
-    async def model(self, model: str) -> Response:
+    @http.get(
+        "/v1/models/{model:path}",
+        responses=described.answers("The model.", described.MODEL, 404, *described.NO_WORKER),
+        openapi_extra=described.in_path("model", "its name"),
+    )
+    async def model(self, request: Request) -> Response:
         """The same by its name."""
+        model = request.path_params["model"]
         if model != self._frontend.model_name:
             raise model_not_found(model, self._frontend.model_name)
         return JSONResponse(self._model_entry())
 
-    @http.post("/v1/chat/completions")
+    @http.post(
+        "/v1/chat/completions",
+        responses=described.answers(
+            "The answer, or a stream of its pieces.", described.CHAT_COMPLETION, *described.GENERATION, streams=True
+        ),
+        openapi_extra=described.reads(ChatCompletionRequest),
+    )
     async def chat_completions(self, request: Request) -> Response:
         """OpenAI's chat completions."""
         return await self._answer(request, ChatCompletionRequest)
 
-    @http.post("/v1/completions")
+    @http.post(
+        "/v1/completions",
+        responses=described.answers(
+            "The answer, or a stream of its pieces.", described.TEXT_COMPLETION, *described.GENERATION, streams=True
+        ),
+        openapi_extra=described.reads(CompletionRequest),
+    )
     async def completions(self, request: Request) -> Response:
         """OpenAI's (legacy) completions, with token ids as prompts too."""
         return await self._answer(request, CompletionRequest)
 
-    @http.post("/v1/responses")
+    @http.post(
+        "/v1/responses",
+        responses=described.answers(
+            "The answer, or a stream of its pieces.", described.RESPONSE, *described.GENERATION, streams=True
+        ),
+        openapi_extra=described.reads(ResponsesRequest),
+    )
     async def responses(self, request: Request) -> Response:
         """OpenAI's responses, as far as they are chats."""
         body, principal = await read_body(request), request.state.principal
@@ -126,26 +155,34 @@ class Ingress:
 
         return await self._send(request, await self._read(len(body), answer))
 
-    @http.post("/v1/embeddings")
+    @http.post("/v1/embeddings", include_in_schema=False)  # there is nothing to describe
     async def embeddings(self) -> Response:
         """A 400 that says that there are none: clients try it on every server."""
         raise no_embeddings()
 
-    @http.post("/tokenize")
+    @http.post(
+        "/tokenize",
+        responses=described.answers("The token ids.", described.TOKENS, *described.WITH_BODY),
+        openapi_extra=described.reads(TokenizeBody),
+    )
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or of messages, as vLLM gives them."""
         body = await read_body(request)
         token_ids = await self._read(len(body), lambda: self._frontend.tokenize(parse_request(body, TokenizeBody)))
         return JSONResponse(tokenized(token_ids, context_tokens=self._frontend.context_tokens))
 
-    @http.post("/detokenize")
+    @http.post(
+        "/detokenize",
+        responses=described.answers("The text.", described.TEXT, *described.WITH_BODY),
+        openapi_extra=described.reads(DetokenizeBody),
+    )
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids, as vLLM gives it."""
         body = await read_body(request)
         text = await self._read(len(body), lambda: self._frontend.detokenize(parse_request(body, DetokenizeBody)))
         return JSONResponse({"prompt": text})
 
-    @http.get("/debug/blocks")
+    @http.get("/debug/blocks", responses=described.answers("What lies where.", described.BLOCKS, *described.FORBIDDEN))
     async def blocks(self) -> Response:
         """Blocks by worker as last reported, and this ingress's own queues."""
         frontend = self._frontend
@@ -158,22 +195,33 @@ class Ingress:
             }
         )
 
-    @http.get("/debug/moves")
+    @http.get("/debug/moves", responses=described.answers("What there is.", described.MOVES, *described.NO_CONTROLLER))
     async def moves(self) -> Response:
         """Who has which layers and heads, how loaded the workers are, and what has moved."""
         return JSONResponse(await self._moves.status())
 
-    @http.post("/debug/moves")
+    @http.post(
+        "/debug/moves",
+        status_code=HTTPStatus.ACCEPTED,
+        responses=described.answers("It begins.", described.MOVES, *described.MOVE_ORDER, status=HTTPStatus.ACCEPTED),
+        openapi_extra=described.reads(MoveOrder),
+    )
     async def order_move(self, request: Request) -> Response:
         """Begins a move that a person wants: 202, and its end is in the history."""
         return JSONResponse(await self._moves.order(parse_request(await read_body(request), MoveOrder)), 202)
 
-    @http.get("/debug/moves/plan")
+    @http.get("/debug/moves/plan", responses=described.answers("The plan.", described.MOVES, *described.NO_CONTROLLER))
     async def plan_moves(self) -> Response:
         """What would move now, and why nothing else; nothing is begun."""
         return JSONResponse(await self._moves.plan())
 
-    @http.post("/debug/moves/home")
+    @http.post(
+        "/debug/moves/home",
+        status_code=HTTPStatus.ACCEPTED,
+        responses=described.answers(
+            "It begins.", described.MOVES, *described.NO_CONTROLLER, status=HTTPStatus.ACCEPTED
+        ),
+    )
     async def moves_home(self) -> Response:
         """Begins to send everything home: 202."""
         return JSONResponse(await self._moves.home(), 202)

@@ -40,10 +40,10 @@ class MoveOrder(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     instance: str = Field(min_length=1, description="the id of the worker that is the instance's home")
-    layers: Annotated[tuple[int, ...], PlainValidator(_some_numbers)] = Field(
+    layers: Annotated[tuple[int, ...], PlainValidator(_some_numbers, json_schema_input_type=list[int])] = Field(
         description="a list of the layers to move, or whose heads are to move"
     )
-    heads: Annotated[tuple[int, ...] | None, PlainValidator(_numbers)] = Field(
+    heads: Annotated[tuple[int, ...] | None, PlainValidator(_numbers, json_schema_input_type=list[int] | None)] = Field(
         None, description="a list of KV heads, or null for whole layers"
     )
     source: str = Field(min_length=1, description="the id of the worker that has them")

@@ -171,6 +171,12 @@ class IngressSettings(SettingsBlock):
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds until a request that has not ended is cancelled."
     )
+    tracing: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`module:function` that each ingress replica calls at its start to set up OpenTelemetry; then "
+        "every request leaves spans (docs/metrics.md). null: there are none.",
+    )
     dispatch: DispatchSettings = Field(default_factory=DispatchSettings, description="Choice of workers.")
     stall_timeout_s: float = Field(
         default=30.0,

@@ -21,6 +21,39 @@ _RULES = ("json", "regex", "choice", "grammar")
 _MAX_CHOICES = 1000
 _LONGEST_REASON_CHARS = 300
 
+_STRING: dict[str, Any] = {"type": "string", "minLength": 1}
+RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": [*_KINDS]},
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+            "additionalProperties": False,
+        },
+    },
+    "required": ["type"],
+    "additionalProperties": False,
+}
+"""For the API's description, as is the next."""
+STRUCTURED_OUTPUTS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "json": {"type": "object"},
+        "regex": _STRING,
+        "choice": {"type": "array", "items": _STRING, "minItems": 1, "maxItems": _MAX_CHOICES},
+        "grammar": _STRING,
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+
 
 def response_format_grammar(value: Any) -> str | None:
     """The grammar of a `response_format`; None for text, which is free. For a pydantic validator."""

@@ -159,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m load_tests.directory_load",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python -m load_tests.directory_load --blocks 1000000 --repeats 5",
     )
     parser.add_argument("--blocks", type=int, default=100_000, help="that the actor lists (default %(default)s)")
     parser.add_argument(

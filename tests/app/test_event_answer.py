@@ -17,6 +17,7 @@ from app.event_answer import EventAnswer
 from app.generation import Choice, Generation
 from app.openai_answers import OpenAIAnswer
 from app.openai_protocol import GenerationRequest
+from app.request_metrics import RequestMetrics
 from app.request_parsing import validate_request
 from app.responses_answer import ResponsesAnswer
 from app.responses_protocol import ResponsesRequest
@@ -54,7 +55,7 @@ def running(tokenizer: Any, request: GenerationRequest) -> tuple[RunningAnswer, 
     def start(*_: object) -> Any:
         return flow
 
-    return RunningAnswer(request, Generation([[choice]], start), "m", 60.0), flow, table
+    return RunningAnswer(request, Generation([[choice]], start, RequestMetrics("m")), "m", 60.0), flow, table
 
 
 def as_openai(request: ChatCompletionRequest | CompletionRequest) -> Callable[[Any], tuple[EventAnswer, Flow]]:
