@@ -48,7 +48,9 @@ class HostedInstance:
         # A backend of its own: it keeps what belongs to a step, and so does the engine's.
         self._backend = choose_backend(loaded.backend_name, device, layout.block_tokens, layout.dtype, layout.head_dim)
         weights = loaded.layer_memory.weights
-        self._model = CausalModel(loaded.spec, {}, weights, loaded.arena.pages, self.lanes, self._backend)
+        self._model = CausalModel(
+            loaded.spec, {}, weights, loaded.arena.pages, self.lanes, self._backend, loaded.model.ops
+        )
         self._last_done = (-1, -1)
 
     @property

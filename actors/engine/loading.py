@@ -14,6 +14,7 @@ from actors.engine.attention.choice import choose_backend, default_block_tokens
 from actors.engine.config import ConfigError, EngineConfig
 from actors.engine.lane_table import LaneTable
 from actors.engine.layer_memory import LayerMemory
+from actors.engine.layer_ops import TorchLayerOps
 from actors.engine.model import CausalModel
 from actors.engine.model_spec import ModelSpec, read_model_spec
 from actors.engine.page_copies import PageCopies, make_page_copies
@@ -83,7 +84,7 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
         "loaded %s on %s: %d layers, %s, %d blocks of %d tokens, %s attention",
         folder, device, spec.num_layers, dtype_name, lanes.num_blocks, block_tokens, backend.name,
     )  # fmt: skip
-    model = CausalModel(spec, outer, layers, arena.pages, lanes, backend)
+    model = CausalModel(spec, outer, layers, arena.pages, lanes, backend, TorchLayerOps(spec))
     fingerprint = _fingerprint(checkpoint, spec, layout)
     copies = make_page_copies(arena.pages)
     return LoadedModel(model, spec, layout, arena, lanes, layer_memory, fingerprint, backend.name, copies)
