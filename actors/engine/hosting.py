@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import torch
 
-from actors.engine.attention.choice import choose_backend
 from actors.engine.attention.interface import LayerKv
 from actors.engine.batch import StepBatch
 from actors.engine.dirty_blocks import DirtyBlocks
@@ -37,7 +36,6 @@ class HostedInstance:
     """
 
     def __init__(self, instance: str, loaded: LoadedModel) -> None:
-        layout, device = loaded.layout, loaded.arena.pages.device
         self.instance = instance
         self.lanes = LaneTable(loaded.arena, ())
         self.layers: set[int] = set()
@@ -45,8 +43,7 @@ class HostedInstance:
         self.version: int | None = None
         self.dirty_blocks = DirtyBlocks()
         self._loaded = loaded
-        # A backend of its own: it keeps what belongs to a step, and so does the engine's.
-        self._backend = choose_backend(loaded.backend_name, device, layout.block_tokens, layout.dtype, layout.head_dim)
+        self._backend = loaded.new_backend()
         weights = loaded.layer_memory.weights
         self._model = CausalModel(
             loaded.spec, {}, weights, loaded.arena.pages, self.lanes, self._backend, loaded.model.ops
@@ -188,7 +185,7 @@ class HostedInstance:
         self._last_done = (work.step_id, layers.stop - 1)
         step, block_tokens = work.step, self._loaded.layout.block_tokens
         batch = step.batch(step.packed.to(self._device), block_tokens)
-        if self._backend.name == "torch":  # flash-attn reads no masked places
+        if self._backend.name != "flash":  # flash-attn reads no masked places
             self.lanes.clear_blocks(work.fresh_blocks.tolist(), layers)
         self.dirty_blocks.wrote(step.shape.split(step.packed)[2].tolist())
         return batch
