@@ -29,8 +29,8 @@ struct Tensors {
 
 // Bytes of scratch memory, aligned to 64 bytes, for a row of so many tokens.
 inline int64_t attention_scratch_bytes(const Decode& d, int64_t context) {
-  return d.group * (d.pages.head_dim + context + 80) * int64_t(sizeof(float)) +
-         (context / d.pages.block_tokens + 2) * int64_t(sizeof(void*));
+  const int64_t weight_bytes = sizeof(float) + sizeof(bf16), padding = 64;
+  return d.group * (context + padding) * weight_bytes + (context / d.pages.block_tokens + 2) * int64_t(sizeof(void*));
 }
 
 #define EQUIPOISE_ATTENTION(set)                                                                        \

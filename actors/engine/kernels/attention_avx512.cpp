@@ -1,3 +1,6 @@
+// bfloat16 pages are multiplied in pairs.
+#define EQUIPOISE_PAIRS
+
 #include "attention.h"
 #include "exponential.h"
 #include "vector_avx512.h"
