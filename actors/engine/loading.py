@@ -15,6 +15,7 @@ from actors.engine.arena import TORCH_DTYPES, Arena
 from actors.engine.attention.choice import choose_backend, default_block_tokens
 from actors.engine.attention.interface import AttentionBackend
 from actors.engine.config import ConfigError, EngineConfig
+from actors.engine.device_memory import zeroed_memory
 from actors.engine.kernels.layer_ops import NativeLayerOps
 from actors.engine.kernels.library import DTYPES, Kernels, load_kernels
 from actors.engine.lane_table import LaneTable
@@ -24,7 +25,7 @@ from actors.engine.model import CausalModel
 from actors.engine.model_spec import ModelSpec, read_model_spec
 from actors.engine.page_copies import PageCopies, make_page_copies
 from actors.engine.weight_names import read_layer, read_outer
-from actors.engine.weights import Checkpoint, packed_bytes
+from actors.engine.weights import Checkpoint, pack, packed_bytes
 from kv.layout import KvLayout
 
 _DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -74,7 +75,7 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     backend = new_backend()
 
     checkpoint = Checkpoint(folder)
-    outer = {role: tensor.to(device, dtype) for role, tensor in read_outer(checkpoint, spec).items()}
+    outer = pack(read_outer(checkpoint, spec), dtype, lambda num_bytes: zeroed_memory(num_bytes, device))
     first = read_layer(checkpoint, spec, 0)
     slab_bytes = config.slab_pages * layout.page_bytes
     weight_slabs_each = -(-packed_bytes(first, dtype) // slab_bytes)
