@@ -24,6 +24,7 @@ import torch
 
 from actors.engine import answers, step_runner
 from actors.engine.config import EngineConfig
+from actors.engine.device_memory import zeroed_memory
 from actors.engine.engine import Engine
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
@@ -173,8 +174,8 @@ def least(times: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def read_bytes_per_s(num_bytes: int) -> float:
-    """A plain read of as many bytes as a step reads, by one thread."""
-    data = torch.ones(num_bytes // 8, dtype=torch.int64)
+    """A plain read of as many bytes as a step reads, by one thread, in memory of the same kind."""
+    data = zeroed_memory(num_bytes // 8 * 8, torch.device("cpu")).view(torch.int64)
     return num_bytes / _least_s(lambda: data.max())
 
 
