@@ -63,3 +63,19 @@ def test_a_row_does_not_depend_on_the_others(instructions: InstructionSet) -> No
         others = torch.ones(len(case.kv.pages), dtype=torch.bool).index_fill_(0, own_pages, False)
         case.kv.pages[others] = torch.nan
         assert torch.equal(backend.attend(case.q, case.k, case.v, case.kv)[0], out[0])
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("instructions", SETS, ids=[each.name for each in SETS])
+def test_an_overflow_in_a_key_is_not_hidden(instructions: InstructionSet, dtype: torch.dtype, number: float) -> None:
+    backend = NativeAttention(kernels_of(instructions))
+    case = make_case(Shape(1, 2, 64, 16), [Piece(40, 1, True), Piece(20, 1, True)], 1, dtype)
+    page = case.kv.page_of[0, case.batch.decode_blocks[0, 1]]
+    case.kv.pages[page, 0, 3] = number
+    case.q[0] = case.q[0].abs()
+    with torch.inference_mode():
+        backend.begin(case.batch)
+        out = backend.attend(case.q, case.k, case.v, case.kv)
+    assert out[0].isnan().all()
+    assert not out[1].isnan().any()

@@ -146,7 +146,9 @@ def test_numbers_that_are_none_stay_so(kernels: Kernels, spec: ModelSpec) -> Non
     x = randn(1, 3, 64)
     x[1, 5] = torch.nan
     ops = NativeLayerOps(spec, kernels)
-    for y in (ops.linear(x, randn(2, 64, 64)), ops.norm(x, None, None), ops.activate(torch.cat((x, x), 1))):
+    relu = NativeLayerOps(dataclasses.replace(spec, activation="relu", gated_mlp=False), kernels)
+    results = ops.linear(x, randn(2, 64, 64)), ops.norm(x, None, None), ops.activate(torch.cat((x, x), 1))
+    for y in (*results, relu.activate(x)):
         assert y[1].isnan().any()
         assert not y[[0, 2]].isnan().any()
 

@@ -1,5 +1,5 @@
-// What Python calls: plain C functions over pointers and sizes, which the caller has checked. Work is divided over torch's
-// threads.
+// What Python calls: plain C functions over pointers and sizes, which the caller has checked. Work is divided over
+// torch's threads.
 #include <ATen/Parallel.h>
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -22,7 +22,7 @@ enum InstructionSet : int { kNone = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 // Below so many multiplications a piece of work is not worth another thread.
 constexpr int64_t kGrain = 1 << 19;
 
-// The kernel grants a process the tiles' registers when it asks.
+// Linux grants a process the tiles' registers when it asks.
 bool may_use_tiles() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned eax, ebx, ecx, edx;

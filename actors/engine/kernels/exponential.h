@@ -1,11 +1,12 @@
-// e^x for a Vector: within two units in the last place from -87 to 88; beyond, as at the end.
+// e^x for a Vector: within two units in the last place from -87 to 88; beyond, as at the end. NaN stays NaN,
+// since greatest and least give their argument where it is one.
 #pragma once
 
 namespace equipoise {
 
 template <class Vector>
 Vector exponential(Vector x) {
-  x = x.greatest(Vector::all(-87.0f)).least(Vector::all(88.0f));
+  x = Vector::all(88.0f).least(Vector::all(-87.0f).greatest(x));
   const Vector power = (x * Vector::all(1.44269504f)).rounded();
   // x - power * ln 2, with ln 2 in two parts, of which the first one has few digits.
   Vector rest = power.times_plus(Vector::all(-0.693359375f), x);
