@@ -90,7 +90,13 @@ class _EngineFields(SettingsBlock):
     )
     attention: Literal["auto", "torch", "flash"] = Field(
         default="auto",
-        description="Attention kernels. auto: flash where flash-attn is installed and the device is CUDA, else torch.",
+        description="Attention kernels. auto: flash where flash-attn is installed and the device is CUDA, else "
+        "the worker's own on the CPU, else torch.",
+    )
+    kernels: Literal["auto", "torch"] = Field(
+        default="auto",
+        description="Kernels on the CPU in bfloat16 and float32. auto: the worker's own, which a C++ compiler builds "
+        "at the first start, else torch's.",
     )
     torch_threads: int = Field(default=1, ge=1, description="Threads of one worker's operators on the CPU.")
     cuda_graphs: bool = Field(default=True, description="Record decode steps as CUDA graphs. Not used on the CPU.")

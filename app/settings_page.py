@@ -93,6 +93,11 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
         "`RAY_AUTH_MODE=token` there. `disabled` switches it off: then whoever reaches Ray's ports can run code on the "
         "cluster.",
     ),
+    (
+        "TORCH_EXTENSIONS_DIR, CXX",
+        "Folder for the kernels of `engine.kernels` (default: `$XDG_CACHE_HOME/torch_extensions`, else "
+        "`~/.cache/torch_extensions`), and the compiler that builds them (default: `g++`). On every node.",
+    ),
     ("RAY_ADDRESS", "The cluster that `serve run` uses instead of starting one."),
     ("RAY_DASHBOARD_ADDRESS", "The cluster that `serve deploy` and `serve status` talk to."),
     ("RAY_USAGE_STATS_ENABLED", "`0` keeps Ray from reporting its use to its makers. The Makefile sets it."),

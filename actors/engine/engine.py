@@ -241,7 +241,7 @@ class Engine:
         for fetch in plan.fetches:  # their blocks were others' up to now, at the latest in the step before this one
             fetch.sequence.mark = self.loaded.copies.mark
         # flash-attn reads no masked places
-        if plan.fresh_blocks and self.loaded.backend_name == "torch" and self.loaded.lanes.lanes:
+        if plan.fresh_blocks and self.loaded.backend_name != "flash" and self.loaded.lanes.lanes:
             clear_pages(self.loaded, plan.fresh_blocks)
         if not plan.chunks:
             return False
