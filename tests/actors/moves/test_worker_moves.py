@@ -137,7 +137,7 @@ def test_who_no_longer_fits_is_told_and_the_others_go_on(family_folder: FolderOf
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("messages", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("messages", [0, 2, 4, 7])
 def test_a_link_that_dies_in_a_move_is_made_anew_and_the_move_too(
     messages: int, family_folder: FolderOf, network: MemoryNetwork
 ) -> None:
@@ -352,7 +352,7 @@ def test_two_attend_for_each_other(family_folder: FolderOf, network: MemoryNetwo
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 21])
+@pytest.mark.parametrize("turns", [1, 3, 6, 12])
 @pytest.mark.parametrize("is_return", [False, True], ids=["out", "home"])
 def test_a_move_that_is_given_up_was_made_or_was_none(
     turns: int, is_return: bool, family_folder: FolderOf, network: MemoryNetwork
