@@ -99,10 +99,12 @@ class Grants:
         most = (self._spare_slabs() + had) // num_lanes * self._loaded.arena.slab_pages
         fair = self.fair_blocks(instance, lanes, layers, wanted.live)
         blocks = max(wanted.least, min(most, max(wanted.now, min(wanted.most, fair))))
+        # A little more than what is live now, so that the grant itself is not refused a moment later.
+        kept = min(self._blocks.num_blocks, -(-self._blocks.num_live * 5 // 4))
         while True:
             try:
-                self._plan(hosted, lanes, layers, blocks)
-                return blocks
+                if self._plan(hosted, lanes, layers, blocks).num_blocks >= kept or blocks == wanted.least:
+                    return blocks
             except GrantRefusedError:
                 if blocks == wanted.least:
                     raise

@@ -103,9 +103,14 @@ def grant(engine: Engine, question: Question) -> Grant:
 
 
 def _offer(engine: Engine, question: Question) -> Reply:
+    return offer_reply(engine, question), ()
+
+
+def offer_reply(engine: Engine, question: Question) -> bytes:
+    """The answer to an OFFER. Raises GrantRefusedError."""
     fields = Fields(question.message.meta)
     lanes, layers, fingerprint = fields.lanes(), fields.numbers("layers"), fields.hex("fingerprint")
-    return encode(num_blocks=engine.grants.offer(question.peer, lanes, layers, fields.wanted(), fingerprint)), ()
+    return encode(num_blocks=engine.grants.offer(question.peer, lanes, layers, fields.wanted(), fingerprint))
 
 
 def grant_reply(granted: Grant) -> bytes:

@@ -86,9 +86,11 @@ class LayerMoves:
         limit = before = await self._home.engine(lambda engine: engine.grants.limits.get(host))
         try:
             num_blocks = await self._agree_on_blocks(host, lanes, layers, tally)
-            fingerprint = await self._home.engine(lambda engine: engine.loaded.fingerprint)
-            request = GrantRequest(lanes, layers, num_blocks, fingerprint)
-            granted = Fields((await self._home.ask(host, Kind.GRANT, encode_grant(request))).meta)
+            try:
+                granted = await self._ask_for_grant(host, lanes, layers, num_blocks)
+            except QuestionFailedError:  # the host's requests have grown meanwhile, it may be
+                num_blocks = await self._agree_on_blocks(host, lanes, layers, tally)
+                granted = await self._ask_for_grant(host, lanes, layers, num_blocks)
             limit = None if before is None else num_blocks
             for layer in layers:
                 await self._note_checksum(layer)
@@ -135,6 +137,13 @@ class LayerMoves:
             await self._home.follow_moved_blocks(await self._home.engine_wholly(limit))
         return num_blocks
 
+    async def _ask_for_grant(
+        self, host: str, lanes: tuple[Lane, ...], layers: tuple[int, ...], num_blocks: int
+    ) -> Fields:
+        fingerprint = await self._home.engine(lambda engine: engine.loaded.fingerprint)
+        request = GrantRequest(lanes, layers, num_blocks, fingerprint)
+        return Fields((await self._home.ask(host, Kind.GRANT, encode_grant(request))).meta)
+
     async def _fetch(self, move: Move, after: Placement, tally: _Tally) -> None:
         host, lanes, layers = move.source, self._lanes(move), weights_of(move)
         try:
@@ -159,11 +168,11 @@ class LayerMoves:
                         engine.grants.limit_blocks(host, None)
 
                 await self._home.switch(after, switch)
-        except BaseException:
-            if self._home.placement is not after:
+        finally:
+            if self._home.placement is after:
+                await self._home.give_back(host, lanes, layers)
+            else:
                 await self._home.engine_wholly(_abandon_return)
-            raise
-        await self._home.give_back(host, lanes, layers)
 
     def _lanes(self, move: Move) -> tuple[Lane, ...]:
         if isinstance(move, HeadMove):
@@ -227,7 +236,7 @@ def _blocks_wanted(engine: Engine, host: str, lanes: tuple[Lane, ...], layers: S
     grants, blocks = engine.grants, engine.blocks
     others = [num_blocks for worker, num_blocks in grants.limits.items() if worker != host]
     most = max(blocks.num_blocks, min(grants.blocks_without(lanes, layers), *others, sys.maxsize))
-    least = min(blocks.num_blocks, max(grants.promised_blocks, blocks.num_live))
+    least = min(blocks.num_blocks, max(grants.promised_blocks, -(-blocks.num_live * 5 // 4)))
     return BlocksWanted(least, blocks.num_blocks, most, blocks.num_live)
 
 

@@ -52,6 +52,10 @@ class MovingWorker:
         await self._until(lambda: len(self.ends) == len(self.tokens))
         return list(self.tokens.values())
 
+    async def ended(self, count: int) -> None:
+        """Until so many have."""
+        await self._until(lambda: len(self.ends) >= count)
+
     async def tokens_more(self, count: int) -> None:
         """Until so many more tokens than now have come, or all answers have ended."""
         wanted = self._num_tokens + count
