@@ -10,7 +10,9 @@ class DirtyBlocks:
     """Remembers for each block when it was last written. Pure bookkeeping, used from the engine's thread.
 
     A point in time is a number that rises with every call of `point`. A write counts from when it is reported, which is
-    after it is done, so a copy that was made between the two is made again.
+    after it is done, so a copy that was made between the two is made again. Where others than steps write, a block is
+    reported when it is given to a sequence: before that it is copied as what it was, and after that it is no block that
+    can be copied early.
     """
 
     def __init__(self) -> None:

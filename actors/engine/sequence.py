@@ -48,6 +48,8 @@ class SequenceState:
         self.is_void = False
         """What its blocks hold is not to be relied on: it is to begin anew."""
         self.block_ids: list[int] = []
+        self.fresh_blocks: list[int] = []
+        """Those of them that hold what some earlier request left there, and were in no step yet."""
         self.num_registered = 0
         self.external_tokens = min(request.external_tokens, len(self.tokens) - 1)
         self.incoming: LayerArrival | None = None

@@ -154,7 +154,7 @@ class StepsInFlight:
             stage.layers,
             packed,
             hidden.to("cpu").contiguous(),
-            torch.tensor(self._fresh_blocks(step.plan), dtype=torch.int64),
+            torch.tensor(step.plan.fresh_blocks, dtype=torch.int64),
         )
 
         def done(answer: StageDone) -> None:
@@ -203,16 +203,3 @@ class StepsInFlight:
             function(step)
         except Exception as error:  # out of memory, a kernel's refusal: raised where the step ends, in its turn
             step.error = error
-
-    def _fresh_blocks(self, plan: StepPlan) -> list[int]:
-        """Those of the plan's that no fetch writes to. It may do so before the work is run; what it does not fill of
-        a block, it has to clear."""
-        if not plan.fetches:
-            return plan.fresh_blocks
-        tokens = self._runner.block_tokens
-        fetched = {
-            block
-            for fetch in plan.fetches
-            for block in fetch.sequence.block_ids[fetch.first_token // tokens : -(-fetch.last_token // tokens)]
-        }
-        return [block for block in plan.fresh_blocks if block not in fetched]

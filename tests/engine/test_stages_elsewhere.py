@@ -165,6 +165,30 @@ def test_kv_that_arrives_is_there_before_another_worker_needs_it(
         remote.deliver_all()
         engine.advance()
         take_in(answers, engine.end_step())
+def test_pages_of_a_fetch_that_brings_less_are_cleared_elsewhere_too(
+    llama_folder: Path, make_apart: MakeApart, make_engine: MakeEngine
+) -> None:
+    """Whoever had the blocks before left numbers there that nobody can compute with. What is fetched ends within a
+    block, of which the rest is cleared with it."""
+    prompt = PROMPT[: PREFIX_TOKENS + 3]
+    expected = run_requests(make_engine(llama_folder), [EngineRequest("late", prompt, greedy(6))])["late"].tokens
+    source = Source(make_engine(llama_folder))
+    engine, remote = make_apart(llama_folder, SPLITS["middle"])
+    remote.hosts["x"].spoil()
+    engine.add(EngineRequest("late", prompt, greedy(6), external_tokens=PREFIX_TOKENS + 2))
+    assert not engine.begin_step()
+    (fetch,) = engine.take_fetches()
+    for layer in range(3):
+        source.bring(engine if layer != 1 else Loaded(remote.hosts["x"].loaded), fetch, layer)  # type: ignore[arg-type]
+    assert engine.fetched("late", PREFIX_TOKENS)  # and not the two tokens behind it
+    answers = {"late": Answer()}
+    while engine.has_work:
+        while engine.can_begin and engine.begin_step():
+            pass
+        drain(engine, remote, answers)
+    assert answers["late"].tokens == expected
+
+
     assert answers["late"].tokens == expected
     assert engine.counters.fetched_tokens == (32 if has_failed else PREFIX_TOKENS)
     engine.check_idle()
