@@ -113,6 +113,13 @@ class Engine:
         return self._runner.graphs
 
     @property
+    def placement(self) -> Placement | None:
+        """What lies where; None while everything is here. From any thread, for as long as a copy lasts that has passed
+        `copy_gate`."""
+        route = self._in_flight.route
+        return None if route is None else route.placement
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would compute something (fetching sequences wait for their KV and do not count)."""
         return bool(self.scheduler.waiting or self.scheduler.running)
@@ -184,8 +191,13 @@ class Engine:
 
     def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request is on its way, first layers first: it is
-        computed meanwhile. `fetched` follows in any case. False when the request is gone."""
-        return self.scheduler.arriving(request_id, num_tokens, incoming)
+        computed meanwhile. `fetched` follows in any case. False when the request is gone, or layers lie elsewhere: the
+        step would wait for the worker that has them to take its KV in, and that one, in a step of its own, for this
+        one."""
+        if self.placement is not None or not self.scheduler.arriving(request_id, num_tokens, incoming):
+            return False
+        self.counters.early_starts += 1
+        return True
 
     def fetched(self, request_id: str, num_tokens: int) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or is
@@ -278,7 +290,8 @@ class Engine:
 
     def use_placement(self, placement: Placement, remote: RemoteStages | None = None) -> None:
         """From the next step on the layers lie as `placement` says. Its home is this engine's worker; `remote` is the
-        way to the others.
+        way to the others. Where layers lie elsewhere, requests that were to be computed while their KV arrives wait for
+        all of it.
 
         Raises:
             RuntimeError: steps are in flight.
@@ -310,6 +323,8 @@ class Engine:
             raise ValueError("layers lie on other workers; give the way to them")
         self._in_flight.route = None if remote is None or placement.is_home else Route(placement, stages, remote)
         self._placement_version = placement.version
+        if not placement.is_home:
+            self._await_arrivals()
         self.scheduler.max_steps_in_flight = 1 if placement.is_home else self.config.max_steps_in_flight
 
     def recompute_lost(self, *, all_content: bool) -> None:
@@ -331,12 +346,14 @@ class Engine:
     def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
         are in use by others. Fetches that the broken step planned are in the result."""
-        arriving = [s for s in self._answers.sequences.values() if s.incoming is not None]
-        for sequence in arriving:
-            if not sequence.num_in_flight:  # else it is in another step, which finds out whether its KV came
-                self._answers.return_to_fetching(sequence)
-        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
+        self._await_arrivals()
+        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING]
         return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
+
+    def _await_arrivals(self) -> None:
+        """Those whose KV still arrives are computed when all of it is there."""
+        for sequence in [s for s in self.scheduler.running if s.incoming is not None]:
+            self.scheduler.return_to_fetching(sequence)
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""

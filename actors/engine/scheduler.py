@@ -176,8 +176,8 @@ class Scheduler:
         for sequence in sorted(void, key=lambda s: s.arrival, reverse=True):
             if sequence.incoming is None:
                 self._begin_anew(sequence)
-            elif (num_tokens := self.return_to_fetching(sequence)) is not None:
-                self.fetched(sequence.request_id, num_tokens)
+            else:
+                self.return_to_fetching(sequence)
 
     def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
         """The first `num_tokens` tokens' KV of a fetching sequence is on its way, first layers first: it may be
@@ -188,32 +188,26 @@ class Scheduler:
         del self.fetching[request_id]
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         sequence.incoming = incoming
+        self._note_unfilled(sequence, num_tokens)
         self._start(sequence)
         return True
-        self._note_unfilled(sequence, num_tokens)
 
-    def return_to_fetching(self, sequence: SequenceState) -> int | None:
-        """What was arriving for it has failed: it waits for `fetched` again, which says what there is. Where that has
-        come meanwhile, what it said is returned, and it is to be told again."""
+    def return_to_fetching(self, sequence: SequenceState) -> None:
+        """What was arriving for it has failed, or is not to be computed with before all of it is there: it waits for
+        `fetched` again, which says what there is."""
         self.running.remove(sequence)
         sequence.status = Status.FETCHING
         self.fetching[sequence.request_id] = sequence
         sequence.incoming = None
         sequence.num_computed = sequence.num_registered * self.settings.block_tokens
-        num_tokens, sequence.late_fetch_tokens = sequence.late_fetch_tokens, None
-        return num_tokens
 
     def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
         """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
-        when the request is gone, was computed while it arrived, or begins anew. While a step that uses what arrives is
-        in flight it is noted in `late_fetch_tokens`: only if the step finds it failed it is to be told again."""
+        when the request is gone, was computed while it arrived, or begins anew."""
         sequence = self.fetching.get(request_id)
         if sequence is None:
             sequence = next((s for s in self.running if s.request_id == request_id and s.incoming is not None), None)
             if sequence is None:
-                return None
-            if sequence.num_in_flight:
-                sequence.late_fetch_tokens = num_tokens
                 return None
             self.return_to_fetching(sequence)
         del self.fetching[request_id]
@@ -229,7 +223,7 @@ class Scheduler:
 
     def arrived(self, sequence: SequenceState) -> None:
         """All of what was arriving for a sequence is in its blocks."""
-        sequence.incoming = sequence.late_fetch_tokens = None
+        sequence.incoming = None
         self._count_fetched(sequence)
 
     def computed(self, chunk: Chunk) -> None:

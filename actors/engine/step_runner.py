@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,14 +64,10 @@ class StepRunner:
         return self._model.embed(batch)
 
     def run_layers(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range) -> torch.Tensor:
-        """`run` for some layers that lie here, over hidden states [T, hidden]."""
+        """`run` for some layers that lie here, over hidden states [T, hidden], while others lie elsewhere. No K and V
+        are on their way then."""
         with self._marked(plan):
-            return self._model.run_layers(hidden, layers, batch, self._waiting(plan))
-
-    def wait_for(self, plan: StepPlan, layer: int) -> None:
-        """Returns when all K and V that are still on their way are there up to `layer`, or have failed."""
-        for arrival in _incoming(plan):
-            arrival.wait(layer + 1)
+            return self._model.run_layers(hidden, layers, batch)
 
     def output(self, hidden: torch.Tensor, sampled_rows: torch.Tensor) -> StepOutput:
         """The step's output from the last layer's hidden states [T, hidden]."""
@@ -95,8 +90,16 @@ class StepRunner:
                 for chunk in plan.chunks:
                     chunk.sequence.mark = mark
 
-    def _waiting(self, plan: StepPlan) -> Callable[[int], None] | None:
-        return functools.partial(self.wait_for, plan) if _incoming(plan) else None
+    @staticmethod
+    def _waiting(plan: StepPlan) -> Callable[[int], None] | None:
+        """Waits until all K and V that are still on their way are there up to a layer, or have failed."""
+        incoming = _incoming(plan)
+
+        def wait(layer: int) -> None:
+            for arrival in incoming:
+                arrival.wait(layer + 1)
+
+        return wait if incoming else None
 
 
 def _incoming(plan: StepPlan) -> list[LayerArrival]:

@@ -144,8 +144,6 @@ class StepsInFlight:
             step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers)
             self._finish(step)
             return
-        # What arrives for those layers is there before they are run elsewhere.
-        self._runner.wait_for(step.plan, stage.layers[-1])
         hidden, step.hidden = step.hidden, None
         work = StageWork(
             placement.home,
