@@ -332,14 +332,16 @@ class Engine:
         steps may begin. Nobody finds what is in their blocks.
 
         Args:
-            all_content: all KV that was ever computed here is void, that of other requests too: so it is when a worker
-                with some of it is gone.
+            all_content: all KV that was ever computed here is void, that of other requests and of exports too: so it
+                is when a worker with some of it is gone. The exports end: nothing that was read of them counts.
 
         Raises:
             RuntimeError: steps are in flight.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; requests begin anew when all have ended")
+        if all_content:
+            self.early_exports.end_all()
         self.scheduler.recompute_lost(all_content=all_content)
         self.failure = None
 

@@ -166,10 +166,12 @@ class Scheduler:
 
     def recompute_lost(self, *, all_content: bool) -> None:
         """The sequences of lost steps wait again, to be computed from their tokens; their blocks go back and are not
-        found again. `all_content`: all that was ever computed is void, whoever has it. Only while no step is in
-        flight."""
+        found again. `all_content`: all that was ever computed is void, whoever has it, and exports end. Only while no
+        step is in flight."""
         if all_content:
             self.blocks.forget(range(self.blocks.num_blocks))
+            for request_id in list(self.exports):
+                self.release_export(request_id)
             for sequence in (*self.running, *self.fetching.values()):
                 sequence.is_void = True
         void = [sequence for sequence in self.running if sequence.is_void]

@@ -181,14 +181,16 @@ def test_sequences_of_a_lost_step_begin_anew_and_nobody_finds_what_they_had() ->
 
 def test_when_all_content_is_lost_nothing_is_found_and_fetching_ones_begin_anew_too() -> None:
     scheduler = make_scheduler(32, budget=64)
-    ended, running = add(scheduler, "ended", 8), add(scheduler, "running", 8)
+    ended, running, exported = (add(scheduler, name, 8) for name in ("ended", "running", "exported"))
     end(scheduler, scheduler.schedule())
     scheduler.finish(ended)
+    scheduler.finish(exported, keep_blocks=True)
     fetching = add(scheduler, "fetching", 12, seed=3, external_tokens=8)
     end(scheduler, scheduler.schedule())
     arrives = arriving(scheduler, seed=4)
     scheduler.recompute_lost(all_content=True)
     assert scheduler.blocks.match_prefix(ended.keys(BLOCK)) == []
+    assert scheduler.exports == {}
     assert running.status is Status.WAITING
     # Their blocks are still being written to.
     assert {s.request_id: len(s.block_ids) for s in (fetching, arrives)} == {"fetching": 3, "late": 8}
