@@ -7,6 +7,7 @@ are under way at a time; they end in the order in which they began.
 What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
 are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes). Where a
 device does its work later than it is given it, the sequence's and the export's `mark` says when that holds for it too.
+Where lanes may move, such a copy passes `copy_gate`, and looks within it where the lanes are (`placement`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from actors.engine.answers import Answers, why_unlike
 from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
+from actors.engine.copy_gate import CopyGate
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
@@ -84,6 +86,8 @@ class Engine:
             min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
         )
         self.grants = Grants(loaded, self.scheduler, self.early_exports)
+        self.copy_gate = CopyGate()
+        """Closed by whoever changes the placement: see `EngineThread.hold_steps`."""
         self.counters = EngineCounters()
         self.on_news: Callable[[], None] = _ignore
         """Called from any thread when `has_news` has become true."""
@@ -294,12 +298,14 @@ class Engine:
         all of it.
 
         Raises:
-            RuntimeError: steps are in flight.
+            RuntimeError: steps are in flight, or other threads copy pages.
             ValueError: another model's placement, one that is not newer than the last, layers at home that are not
                 here, heads elsewhere without their layer, or no way to other workers.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
+        if self.copy_gate.num_under_way:
+            raise RuntimeError(f"{self.copy_gate.num_under_way} copies of pages are under way; close the gate first")
         spec, stages = self.loaded.spec, stages_of(placement)
         if (placement.num_layers, placement.num_kv_heads) != (spec.num_layers, spec.num_kv_heads):
             raise ValueError(
