@@ -26,10 +26,12 @@ from tests.link_ends import WAIT_S
 PROMPTS = [make_prompt(length, length) for length in (5, 33, 90, 17, 64, 200)]
 
 
-def config_of(dtype: str = "float32", blocks: int = 96) -> EngineConfig:
+def config_of(dtype: str = "float32", blocks: int = 96, *, exports_early: bool = False) -> EngineConfig:
+    more = {"early_export_bytes": 1} if exports_early else {}
     return EngineConfig(
-        device="cpu", dtype=dtype, block_tokens=16, kv_cache_blocks=blocks, max_batch_tokens=40, max_running_requests=16
-    )
+        device="cpu", dtype=dtype, block_tokens=16, kv_cache_blocks=blocks, max_batch_tokens=40,
+        max_running_requests=16, **more,
+    )  # fmt: skip
 
 
 class Cell:
