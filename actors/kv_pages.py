@@ -29,8 +29,8 @@ class KvPages(Protocol):
     def write(
         self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any], after: DeviceEvent | None = None
     ) -> DeviceEvent | None:
-        """See `write_pages`. Raises PagesUnavailableError; some of the pages may have been written then, or may be
-        until something else is asked of the worker that has them."""
+        """See `write_pages`. Raises PagesUnavailableError; some of the pages may have been written then, and no more
+        will be."""
 
 
 class LocalPages:

@@ -71,10 +71,9 @@ def _hosted(engine: Engine, question: Question) -> HostedInstance:
 
 
 def _check_version(hosted: HostedInstance, question: Question) -> None:
-    if question.message.version != hosted.version:
-        raise QuestionError(
-            f"the question has placement version {question.message.version}; here it is {hosted.version}"
-        )
+    version = question.message.version
+    if hosted.version is None or version < hosted.version:
+        raise QuestionError(f"the question has placement version {version}; here it is {hosted.version}")
 
 
 def _run_stage(engine: Engine, question: Question) -> Reply:
@@ -103,7 +102,7 @@ def _write_weights(engine: Engine, question: Question) -> Reply:
 def _write_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
     (data,) = _tensors(question, 1)
-    if hosted.version is not None:  # else it is not served from here yet, but moves here
+    if hosted.version is not None:  # else nothing is served from here yet: it moves here
         _check_version(hosted, question)
     write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
     engine.loaded.copies.computed()

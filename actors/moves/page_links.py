@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 
 import torch
@@ -15,16 +16,14 @@ from migrate.links.calls import Answer, LinkCalls
 class PageLinks:
     """Safe to use from any thread; nothing waits. What goes wrong is a PagesUnavailableError of the future.
 
-    What is asked of one worker it does in the order in which it was asked, in its engine's thread. So whatever is asked
-    later, a step's work included, finds what was written, even if nobody waited for the answer.
+    `version` is that of the placement by which a worker has the pages; it refuses one that is older than it knows.
     """
 
     def __init__(self, calls: LinkCalls) -> None:
         self._calls = calls
 
     def read(self, worker: str, version: int, chunk: PageChunk, until_s: float) -> Future[torch.Tensor]:
-        """See `read_chunk`. `version`: of the placement by which `worker` has the pages; it refuses another one.
-        `until_s`: see `LinkCalls.call`."""
+        """See `read_chunk`. `until_s`: see `LinkCalls.call`."""
         data: Future[torch.Tensor] = Future()
 
         def done(answer: Answer) -> None:
@@ -36,8 +35,9 @@ class PageLinks:
         self._calls.call(worker, Kind.READ_PAGES, version, encode_chunk(chunk), (), done, until_s)
         return data
 
-    def write(self, worker: str, version: int, chunk: PageChunk, data: torch.Tensor, until_s: float) -> Future[None]:
-        """See `write_chunk`, and `read`. `data` must not be written to any more."""
+    def write(self, worker: str, version: int, chunk: PageChunk, data: torch.Tensor) -> Future[None]:
+        """See `write_chunk`. `data` must not be written to any more. Done when the pages are written, or never will be
+        while the link lives: there is no time limit, after which they might still be."""
         written: Future[None] = Future()
 
         def done(answer: Answer) -> None:
@@ -46,7 +46,7 @@ class PageLinks:
             else:
                 written.set_exception(_unavailable(worker, answer.error))
 
-        self._calls.call(worker, Kind.WRITE_PAGES, version, encode_chunk(chunk), (data,), done, until_s)
+        self._calls.call(worker, Kind.WRITE_PAGES, version, encode_chunk(chunk), (data,), done, math.inf)
         return written
 
 

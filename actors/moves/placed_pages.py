@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -44,7 +44,7 @@ class PlacedPages:
     """KvPages of one worker's instance. Each call sees one placement.
 
     Args:
-        timeout_s: how long a call waits for a move, and for the workers that have pages, together.
+        timeout_s: how long a call waits for a move, and to read pages of other workers.
     """
 
     def __init__(self, engine: Engine, links: PageLinks, timeout_s: float) -> None:
@@ -77,25 +77,25 @@ class PlacedPages:
         self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any], after: DeviceEvent | None = None
     ) -> None:
         """See KvPages. The pages are filled at the return: an event would leave it to the device when, and a move may
-        read them right after."""
-        with self._one_placement() as (placement, until_s):
+        read them right after. Workers that have pages are waited for as long as their links live."""
+        with self._one_placement() as (placement, _):
             asked, copied = list[Future[None]](), None
-            if placement is None:
-                copied = write_pages(self._loaded, part, block_ids, payload, after)
-            else:
-                asked = [
-                    self._links.write(
-                        away.worker, placement.version, away.chunk, self._as_pages(payload[away.where]), until_s
-                    )
-                    for away in self._away(placement, part, block_ids)
-                ]
-                for piece in pieces_on(placement.home, placement, part):
-                    own = np.ascontiguousarray(payload[_window(part, piece)])
-                    copied = write_pages(self._loaded, piece, block_ids, own, after)
-            if copied is not None:
-                copied.synchronize()
+            try:
+                if placement is None:
+                    copied = write_pages(self._loaded, part, block_ids, payload, after)
+                else:
+                    for away in self._away(placement, part, block_ids):
+                        pages = self._as_pages(payload[away.where])
+                        asked.append(self._links.write(away.worker, placement.version, away.chunk, pages))
+                    for piece in pieces_on(placement.home, placement, part):
+                        own = np.ascontiguousarray(payload[_window(part, piece)])
+                        copied = write_pages(self._loaded, piece, block_ids, own, after)
+            finally:
+                if copied is not None:
+                    copied.synchronize()
+                wait(asked)
             for answer in asked:
-                _result(answer, until_s)
+                answer.result()
 
     @contextmanager
     def _one_placement(self) -> Iterator[tuple[Placement | None, float]]:
