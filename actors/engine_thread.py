@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from actors.engine.engine import Engine, StepResult
+from actors.engine.grants import Grants
 
 T = TypeVar("T")
 _Call = tuple[Callable[[Engine], Any], Future[Any]]
@@ -53,6 +54,11 @@ class EngineThread:
         engine.on_news = self._notify
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def grants(self) -> Grants:
+        """What others have in the engine: hosted heads are attended with in another thread, under its lock."""
+        return self._engine.grants
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Runs `function(engine)` between two turns; from any thread. Steps may be in flight then. The future carries

@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from app.settings_block import SettingsBlock
 
 logger = logging.getLogger(__name__)
-
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 2.0),
-    "top_p": (1e-6, 1.0),
-    "top_k": (-1, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-}
 
 
 class SamplingSettings(SettingsBlock):
@@ -79,13 +70,14 @@ def _model_advice(folder: Path) -> dict[str, Any]:
         logger.warning("%s gives no default sampling: %s", path, error)
         return {}
     advice: dict[str, Any] = {}
-    for name, (least, most) in _RANGES.items():
+    for name in SamplingSettings.model_fields.keys() - {"from_model"}:
         value = document.get(name) if isinstance(document, dict) else None
-        if value is None:
+        try:
+            SamplingSettings.model_validate({name: value}, strict=True)
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            logger.warning("%s: %s=%r is left out: %s", path, name, value, reason)
             continue
-        kinds: tuple[type, ...] = (int,) if name == "top_k" else (int, float)
-        if type(value) not in kinds or not math.isfinite(value) or not least <= value <= most:
-            logger.warning("%s: %s=%r is left out: allowed is a number from %g to %g", path, name, value, least, most)
-            continue
-        advice[name] = value
+        if value is not None:
+            advice[name] = value
     return advice

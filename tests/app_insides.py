@@ -34,6 +34,17 @@ def directory() -> Any:
     return view.directory
 
 
+def store_process() -> psutil.Process:
+    """Of the app's store on this node, whatever else runs on the machine. RayError while it is being started again."""
+    control, node_id = serve.get_deployment_handle("ControlServer", APP_NAME), ray.get_runtime_context().get_node_id()
+    return process_of(control.store_address.remote(node_id).result(timeout_s=30).stores[node_id])
+
+
+def process_of(actor: Any) -> psutil.Process:
+    """Where an actor runs now. RayError while it is being started again."""
+    return psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=30))
+
+
 def held(app: RunningApp) -> dict[str, int]:
     """Whatever is held for requests anywhere; all zero when there are none."""
     counts: dict[str, int] = {}

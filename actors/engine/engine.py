@@ -28,6 +28,7 @@ from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
 from actors.engine.grammar import GrammarState
 from actors.engine.grants import Grant, Grants
+from actors.engine.head_work import RemoteHeads
 from actors.engine.lane_table import Lane
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
@@ -39,6 +40,7 @@ from actors.engine.request import (
 )
 from actors.engine.scheduler import Scheduler
 from actors.engine.sequence import Status
+from actors.engine.split_heads import HeadRoute
 from actors.engine.stage_work import RemoteStages
 from actors.engine.stages import stages_of
 from actors.engine.step_plan import Fetch
@@ -292,15 +294,17 @@ class Engine:
         fetches, self._fetches = self._fetches, []
         return fetches
 
-    def use_placement(self, placement: Placement, remote: RemoteStages | None = None) -> None:
-        """From the next step on the layers lie as `placement` says. Its home is this engine's worker; `remote` is the
-        way to the others. Where layers lie elsewhere, requests that were to be computed while their KV arrives wait for
-        all of it.
+    def use_placement(
+        self, placement: Placement, remote: RemoteStages | None = None, heads: RemoteHeads | None = None
+    ) -> None:
+        """From the next step on layers and heads lie as `placement` says. Its home is this engine's worker; `remote` is
+        the way to the others' layers, and `heads` that to their heads of layers at home. Unless all are at home,
+        requests that were to be computed while their KV arrives wait for all of it.
 
         Raises:
             RuntimeError: steps are in flight, or other threads copy pages.
-            ValueError: another model's placement, one that is not newer than the last, layers at home that are not
-                here, heads elsewhere without their layer, or no way to other workers.
+            ValueError: another model's placement, one that is not newer than the last, layers or heads at home that are
+                not here, heads elsewhere of a layer that is not at home, or no way to other workers.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
@@ -316,22 +320,24 @@ class Engine:
             raise ValueError(
                 f"the placement has version {placement.version}; it must be above {self._placement_version}"
             )
-        lanes = set(self.loaded.lanes.lanes)
-        missing = [
-            layer
-            for layer in placement.layers_on(placement.home)
-            if layer not in self.loaded.model.layers
-            or not lanes.issuperset((layer, head) for head in range(spec.num_kv_heads))
-        ]
+        own = placement.layers_on(placement.home)
+        lanes_missing = set(placement.lanes_on(placement.home)) - self.loaded.lanes.lanes
+        missing = {layer for layer, _ in lanes_missing} | {
+            layer for layer in own if layer not in self.loaded.model.layers
+        }
         if missing:
-            raise ValueError(f"layers {missing} are to be run at home, but their weights or lanes are not here")
-        if remote is None and not placement.is_home:
-            raise ValueError("layers lie on other workers; give the way to them")
-        self._in_flight.route = None if remote is None or placement.is_home else Route(placement, stages, remote)
+            raise ValueError(f"layers {sorted(missing)} are to be run at home, but their weights or lanes are not here")
+        layers_away = len(own) < placement.num_layers
+        heads_away = any(set(placement.lane_workers[layer]) != {placement.home} for layer in own)
+        if (remote is None and layers_away) or (heads is None and heads_away):
+            raise ValueError("layers or heads lie on other workers; give the way to them")
+        head_route = HeadRoute(placement, heads) if heads is not None and heads_away else None
+        self._in_flight.route = None if placement.is_home else Route(placement, stages, remote, head_route)
         self._placement_version = placement.version
         if not placement.is_home:
             self._await_arrivals()
-        self.scheduler.max_steps_in_flight = 1 if placement.is_home else self.config.max_steps_in_flight
+        # Heads elsewhere are waited for within a layer: further steps in flight would gain nothing.
+        self.scheduler.max_steps_in_flight = self.config.max_steps_in_flight if layers_away else 1
 
     def recompute_lost(self, *, all_content: bool) -> None:
         """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and

@@ -6,6 +6,7 @@ away (design decisions D2 and D4). They are made in the engine's thread, between
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,9 +38,13 @@ class Grant:
 
 
 class Grants:
-    """See the module. `instances` has the hosted ones by the id of their home."""
+    """See the module. `instances` has the hosted ones by the id of their home.
+
+    Another thread may attend with hosted heads meanwhile: whatever changes where these lie holds `lock`.
+    """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, early_exports: EarlyExports) -> None:
+        self.lock = threading.RLock()
         self.instances: dict[str, HostedInstance] = {}
         self.returning: HostedInstance | None = None
         """Own lanes and layers that have memory here again, while another worker runs them still."""
@@ -62,7 +67,7 @@ class Grants:
             GrantRefusedError: there is no room, or it cannot be; nothing was changed.
         """
         known = self.instances.get(instance)
-        hosted = known or HostedInstance(instance, self._loaded)
+        hosted = known or HostedInstance(instance, self._loaded, self.lock)
         self._check(hosted, lanes, layers)
         if fingerprint != self._loaded.fingerprint:
             raise GrantRefusedError(f"instance {instance!r} is of another model than this worker's")
@@ -94,12 +99,13 @@ class Grants:
             raise ValueError(f"instance {instance!r} has not all of lanes {sorted(gone)}, layers {sorted(layers)} here")
         if bare := hosted.layers - set(layers) - {layer for layer, _ in hosted.lanes.lanes - gone}:
             raise ValueError(f"layers {sorted(bare)} would be left without a lane: release them too")
-        hosted.lanes.remove(gone)
-        for layer in layers:
-            self._loaded.layer_memory.release(layer, instance)
-            hosted.layers.discard(layer)
-        if not hosted.lanes.lanes and not hosted.layers:
-            del self.instances[instance]
+        with self.lock:
+            hosted.lanes.remove(gone)
+            for layer in layers:
+                self._loaded.layer_memory.release(layer, instance)
+                hosted.layers.discard(layer)
+            if not hosted.lanes.lanes and not hosted.layers:
+                del self.instances[instance]
         self._loaded.lanes.deal()
         return self._grow_pool()
 
@@ -139,7 +145,7 @@ class Grants:
         own, arena, memory = self._loaded.lanes, self._loaded.arena, self._loaded.layer_memory
         if own.lanes & set(lanes) or self._loaded.model.layers.keys() & set(layers):
             raise GrantRefusedError("some of these lanes and layers are at home")
-        hosted = HostedInstance(OWN_INSTANCE, self._loaded)
+        hosted = HostedInstance(OWN_INSTANCE, self._loaded, self.lock)
         self._check(hosted, lanes, layers)
         weights = sum(arena.slabs_for(memory.packed_bytes(layer)) for layer in layers if layer not in memory)
         # As if all lanes, those at home and those coming home, shared what there is.
@@ -202,8 +208,9 @@ class Grants:
         is_return = hosted.instance == OWN_INSTANCE
         absent = [layer for layer in sorted(layers) if layer not in memory]
         room = self._own.plan(lane_slabs, absent, self._foreign_tables(), num_blocks if is_return else None)
-        self._own.make(room, self._foreign_tables())
-        hosted.lanes.add(lanes, num_blocks)
+        with self.lock:
+            self._own.make(room, self._foreign_tables())
+            hosted.lanes.add(lanes, num_blocks)
         for layer in layers:
             memory.hold(layer, hosted.instance)
             hosted.layers.add(layer)

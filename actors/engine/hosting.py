@@ -3,25 +3,29 @@
 The instance's home sends a step's integers with its own block ids; here they are looked up in the lanes that were
 granted. Whatever arrives is checked against the grant, so that no work reaches memory of another instance, and whatever
 goes wrong is an answer that says so, never an exception: the host's own requests have nothing to do with it.
+
+Layers are run in the engine's thread, between its own steps. Heads are attended with in a thread of their own: a step
+asks for them once a layer, and would wait for a step of the host's each time. `Grants.lock` keeps the two apart.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from actors.engine.attention.choice import choose_backend
-from actors.engine.attention.interface import LayerKv
-from actors.engine.batch import StepBatch
+from actors.engine.attention.interface import AttentionBackend, LayerKv
+from actors.engine.batch import PackedStep, StepBatch
 from actors.engine.dirty_blocks import DirtyBlocks
-from actors.engine.head_work import HeadDone, HeadWork
+from actors.engine.head_work import HeadDone, HeadTables, HeadWork, decode_head_work, encode_head_work
 from actors.engine.lane_table import LaneTable
 from actors.engine.loading import LoadedModel
 from actors.engine.model import CausalModel
-from actors.engine.stage_work import StageDone, StageLimits, StageMessageError, StageWork, decode_work, encode_work
+from actors.engine.stage_work import StageDone, StageWork, decode_work, encode_work
+from actors.engine.step_messages import WorkLimits, WorkMessageError, require_tensor
 
 logger = logging.getLogger("equipoise.engine")
 
@@ -31,25 +35,32 @@ class WorkRefusedError(ValueError):
 
 
 class HostedInstance:
-    """What one engine holds of another's instance. Used from the engine's thread, between its own steps.
+    """What one engine holds of another's instance. `Grants` gives it lanes and layers. It serves nothing before
+    `use_version`.
 
-    `Grants` gives it lanes and layers. It serves nothing before `use_version`.
+    Args:
+        lock: held by whoever uses or changes what is hosted. `run`, `run_checked`, `attend` and `move_blocks` take it;
+            who touches `lanes`, their pages or `dirty_blocks` in another way does so under it.
     """
 
-    def __init__(self, instance: str, loaded: LoadedModel) -> None:
-        layout, device = loaded.layout, loaded.arena.pages.device
+    def __init__(self, instance: str, loaded: LoadedModel, lock: threading.RLock) -> None:
         self.instance = instance
+        self.lock = lock
         self.lanes = LaneTable(loaded.arena, ())
         self.layers: set[int] = set()
         """Layers whose weights it was granted here."""
         self.version: int | None = None
         self.dirty_blocks = DirtyBlocks()
         self._loaded = loaded
-        # A backend of its own: it keeps what belongs to a step, and so does the engine's.
-        self._backend = choose_backend(loaded.backend_name, device, layout.block_tokens, layout.dtype, layout.head_dim)
+        # Backends of its own: each keeps what belongs to a step, and so does the engine's.
+        self._backend, self._head_backend = _backend_for(loaded), _backend_for(loaded)
         weights = loaded.layer_memory.weights
         self._model = CausalModel(loaded.spec, {}, weights, loaded.arena.pages, self.lanes, self._backend)
         self._last_done = (-1, -1)
+        self._last_attended: dict[int, int] = {}
+        """By layer, the step that was last."""
+        self._tables: tuple[int, HeadTables] | None = None
+        """Of the step, by its id, whose heads are being attended with."""
 
     @property
     def num_blocks(self) -> int:
@@ -57,17 +68,17 @@ class HostedInstance:
         return self.lanes.num_blocks
 
     @property
-    def limits(self) -> StageLimits:
+    def limits(self) -> WorkLimits:
         """What work may ask for."""
         spec, layout = self._loaded.spec, self._loaded.layout
         dtype = self._loaded.arena.pages.dtype
-        return StageLimits(
+        return WorkLimits(
             spec.num_layers, spec.hidden_size, dtype, spec.vocab_size, layout.block_tokens, self.num_blocks
         )
 
     def use_version(self, version: int) -> None:
-        """The placement has this version from now on: work that carries another one is refused. To be called when
-        everything that was copied here is in place, and for every later placement that leaves something here."""
+        """Serves from this version of the placement on: everything that was copied here is in place. Work of an earlier
+        version is refused, and so is work of the versions before the last that came."""
         if self.version is not None and version <= self.version:
             raise ValueError(f"the placement has version {self.version} already; {version} is not above it")
         self.version = version
@@ -78,17 +89,18 @@ class HostedInstance:
         Raises:
             ValueError: one of them is beyond the grant.
         """
-        if any(not 0 <= block < self.num_blocks for move in moves.items() for block in move):
-            raise ValueError(f"blocks {dict(moves)} were to move; the grant is of {self.num_blocks} blocks")
-        self.lanes.copy_blocks(moves)
-        self._loaded.copies.computed()
-        self.dirty_blocks.relocated(moves, self.num_blocks)
+        with self.lock:
+            if any(not 0 <= block < self.num_blocks for move in moves.items() for block in move):
+                raise ValueError(f"blocks {dict(moves)} were to move; the grant is of {self.num_blocks} blocks")
+            self.lanes.copy_blocks(moves)
+            self._loaded.copies.computed()
+            self.dirty_blocks.relocated(moves, self.num_blocks)
 
     @torch.inference_mode()
     def run(self, work: StageWork) -> StageDone:
         """Runs layers over a step's hidden states and writes their K and V. What cannot be done is an `error`."""
         try:
-            self._check_order(work, work.layers.start)
+            self._check_order(work)
             # The same check as of a message from a link.
             return self.run_checked(decode_work(*encode_work(work), self.limits))
         except Exception as error:  # as in `run_checked`
@@ -98,15 +110,16 @@ class HostedInstance:
     def run_checked(self, work: StageWork) -> StageDone:
         """`run`, for work that `decode_work` made within `limits`."""
         try:
-            self._check_order(work, work.layers.start)
-            for layer in work.layers:
-                self._check_layer(layer)
-            batch = self._prepare(work, work.layers)
-            try:
-                hidden = self._model.run_layers(work.hidden.to(self._device), work.layers, batch)
-            finally:
-                self._loaded.copies.computed()
-            return StageDone(work.instance, work.version, work.step_id, hidden.cpu().contiguous())
+            with self.lock:
+                self._check_order(work)
+                for layer in work.layers:
+                    self._check_layer(layer)
+                batch = self._prepare(work)
+                try:
+                    hidden = self._model.run_layers(work.hidden.to(self._device), work.layers, batch)
+                finally:
+                    self._loaded.copies.computed()
+                return StageDone(work.instance, work.version, work.step_id, hidden.cpu().contiguous())
         except Exception as error:  # whatever it is, the home must hear of it, and this engine goes on
             return StageDone(work.instance, work.version, work.step_id, None, self._reason(error))
 
@@ -114,25 +127,32 @@ class HostedInstance:
     def attend(self, work: HeadWork) -> HeadDone:
         """Writes the K and V of heads of one layer and attends with them. What cannot be done is an `error`."""
         try:
-            self._check_order(work, work.layer)
-            kv = self._head_lanes(work)
-            # The step alone is checked as a stage's is, which has hidden states of no width.
-            num_rows = work.step.shape.num_rows
-            hidden = torch.empty(num_rows, 0, dtype=work.q.dtype)
-            stage = StageWork(
-                work.instance, work.version, work.step_id, range(work.layer, work.layer + 1), work.step, hidden,
-                work.fresh_blocks,
-            )  # fmt: skip
-            stage = decode_work(*encode_work(stage), replace(self.limits, hidden_size=0))
-            self._check_rows(work)
-            self._backend.begin(self._prepare(stage, stage.layers))
-            q, k, v = (rows.to(self._device) for rows in (work.q, work.k, work.v))
-            try:
-                out = self._backend.attend(q, k, v, kv)
-            finally:
-                self._loaded.copies.computed()
-            return HeadDone(work.instance, work.version, work.step_id, work.layer, out.cpu().contiguous())
+            return self.attend_checked(decode_head_work(*encode_head_work(work), self.limits))
         except Exception as error:  # as in `run`
+            return HeadDone(work.instance, work.version, work.step_id, work.layer, None, self._reason(error))
+
+    @torch.inference_mode()
+    def attend_checked(self, work: HeadWork) -> HeadDone:
+        """`attend`, for work that `decode_head_work` made within `limits`. From any one thread."""
+        try:
+            with self.lock:
+                self._check_heads_order(work)
+                kv, tables = self._head_lanes(work), self._head_tables(work)
+                q, k, v = self._head_rows(work, tables)
+                if self._tables is None or self._tables[1] is not tables:
+                    self._tables = work.step_id, tables
+                    step = tables.step
+                    packed = step.packed.to(self._device)
+                    self._head_backend.begin(step.batch(packed, self._loaded.layout.block_tokens))
+                self._last_attended[work.layer] = work.step_id
+                try:
+                    self._clear(tables.fresh_blocks, [work.layer])
+                    out = self._head_backend.attend(q, k, v, kv)
+                finally:
+                    self._loaded.copies.computed()
+                    self._wrote(tables.step)
+                return HeadDone(work.instance, work.version, work.step_id, work.layer, out.cpu().contiguous())
+        except Exception as error:  # as in `run_checked`
             return HeadDone(work.instance, work.version, work.step_id, work.layer, None, self._reason(error))
 
     @property
@@ -140,20 +160,31 @@ class HostedInstance:
         return self._loaded.arena.pages.device
 
     def _reason(self, error: Exception) -> str:
-        if not isinstance(error, WorkRefusedError | StageMessageError):
+        if not isinstance(error, WorkRefusedError | WorkMessageError):
             logger.error("work for instance %s failed", self.instance, exc_info=error)
         return f"{type(error).__name__}: {error}"
 
-    def _check_order(self, work: StageWork | HeadWork, layer: int) -> None:
+    def _check_version(self, work: StageWork | HeadWork) -> None:
         if work.instance != self.instance:
             raise WorkRefusedError(f"work of instance {work.instance!r} came to {self.instance!r}")
-        if work.version != self.version:
+        if self.version is None or work.version < self.version:
             raise WorkRefusedError(f"work has placement version {work.version}; here it is {self.version}")
-        if (work.step_id, layer) <= self._last_done:
+        self.version = work.version  # a later one leaves here what is here, or the home would have taken it away
+
+    def _check_order(self, work: StageWork) -> None:
+        self._check_version(work)
+        if (work.step_id, work.layers.start) <= self._last_done:
             done_step, done_layer = self._last_done
             raise WorkRefusedError(
-                f"step {work.step_id} from layer {layer} on came after step {done_step}, layer {done_layer}"
+                f"step {work.step_id} from layer {work.layers.start} on came after step {done_step}, layer {done_layer}"
             )
+
+    def _check_heads_order(self, work: HeadWork) -> None:
+        """By layer: with several steps in flight, one may have come further than the step before it began."""
+        self._check_version(work)
+        last = self._last_attended.get(work.layer, -1)
+        if work.step_id <= last:
+            raise WorkRefusedError(f"heads of layer {work.layer} of step {work.step_id} came after step {last}")
 
     def _check_layer(self, layer: int) -> None:
         if layer not in self.layers:
@@ -171,22 +202,38 @@ class HostedInstance:
         page_of = self.lanes.pages(work.layer)[[here.index(head) for head in work.heads]]
         return LayerKv(self._loaded.arena.pages, page_of, spec.windows[work.layer], spec.head_dim**-0.5)
 
-    def _check_rows(self, work: HeadWork) -> None:
-        spec, dtype = self._loaded.spec, self._loaded.arena.pages.dtype
-        rows, heads = work.step.shape.num_rows, len(work.heads)
-        for name, tensor, width in (("q", work.q, heads * spec.group_size), ("k", work.k, heads), ("v", work.v, heads)):
-            expected = (rows, width, spec.head_dim)
-            if tuple(tensor.shape) != expected or tensor.dtype != dtype or not tensor.is_contiguous():
-                raise WorkRefusedError(
-                    f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(expected)}, contiguous"
-                )
+    def _head_tables(self, work: HeadWork) -> HeadTables:
+        if work.tables is not None:
+            return work.tables
+        if self._tables is None or self._tables[0] != work.step_id:
+            raise WorkRefusedError(f"heads of step {work.step_id} came without its tables")
+        return self._tables[1]
 
-    def _prepare(self, work: StageWork, layers: range) -> StepBatch:
+    def _head_rows(self, work: HeadWork, tables: HeadTables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [T, H * group, head_dim], k and v [T, H, head_dim] on the device."""
+        spec, heads = self._loaded.spec, len(work.heads)
+        widths = [heads * spec.group_size, heads, heads]
+        shape = (tables.step.shape.num_rows, sum(widths), spec.head_dim)
+        require_tensor("q, k and v", work.qkv, self._loaded.arena.pages.dtype, shape)
+        q, k, v = work.qkv.to(self._device).split(widths, dim=1)
+        return q, k, v
+
+    def _prepare(self, work: StageWork) -> StepBatch:
         """The step's tensors on the device. From here on the work counts as done: its writes may have begun."""
-        self._last_done = (work.step_id, layers.stop - 1)
-        step, block_tokens = work.step, self._loaded.layout.block_tokens
-        batch = step.batch(step.packed.to(self._device), block_tokens)
-        if self._backend.name == "torch":  # flash-attn reads no masked places
-            self.lanes.clear_blocks(work.fresh_blocks.tolist(), layers)
-        self.dirty_blocks.wrote(step.shape.split(step.packed)[2].tolist())
+        self._last_done = (work.step_id, work.layers.stop - 1)
+        batch = work.step.batch(work.step.packed.to(self._device), self._loaded.layout.block_tokens)
+        self._clear(work.fresh_blocks, work.layers)
+        self._wrote(work.step)
         return batch
+
+    def _clear(self, fresh_blocks: torch.Tensor, layers: Iterable[int]) -> None:
+        if self._backend.name == "torch":  # flash-attn reads no masked places
+            self.lanes.clear_blocks(fresh_blocks.tolist(), layers)
+
+    def _wrote(self, step: PackedStep) -> None:
+        self.dirty_blocks.wrote(step.shape.split(step.packed)[2].tolist())
+
+
+def _backend_for(loaded: LoadedModel) -> AttentionBackend:
+    layout, device = loaded.layout, loaded.arena.pages.device
+    return choose_backend(loaded.backend_name, device, layout.block_tokens, layout.dtype, layout.head_dim)

@@ -17,6 +17,7 @@ from actors.engine.batch import StepBatch
 from actors.engine.lane_table import LaneTable
 from actors.engine.model_spec import ModelSpec, UnsupportedModelError
 from actors.engine.row_padding import pad_rows
+from actors.engine.split_heads import StepHeads
 from actors.engine.weights import LayerWeights
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -36,6 +37,8 @@ class _Step:
     """The batch's own rows; behind them hidden states may have padding, which attention never sees."""
     rotation: tuple[torch.Tensor, torch.Tensor] | None
     """cos and sin [num_rows, 1, head_dim]; None for learned positions"""
+    heads: StepHeads | None
+    """None: all heads lie here"""
 
 
 class CausalModel:
@@ -80,12 +83,18 @@ class CausalModel:
         return x
 
     def run_layers(
-        self, x: torch.Tensor, layers: range, batch: StepBatch, before_layer: Callable[[int], None] | None = None
+        self,
+        x: torch.Tensor,
+        layers: range,
+        batch: StepBatch,
+        before_layer: Callable[[int], None] | None = None,
+        heads: StepHeads | None = None,
     ) -> torch.Tensor:
         """Runs a range of layers that lie here over hidden states [T, hidden], writing their K and V to pages.
-        `before_layer` is called with each one's number before it is run."""
+        `before_layer` is called with each one's number before it is run. `heads` attends where some lie elsewhere;
+        HeadsLostError is its."""
         self._backend.begin(batch)
-        step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype))
+        step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype), heads)
         x = pad_rows(x)
         for layer in layers:
             if before_layer is not None:
@@ -123,7 +132,10 @@ class CausalModel:
         if step.rotation is not None:
             q, k = _rotate(q, *step.rotation), _rotate(k, *step.rotation)
         kv = LayerKv(self._pages, self._lanes.pages(layer), spec.windows[layer], spec.head_dim**-0.5)
-        out = self._backend.attend(q, k, v, kv)
+        if step.heads is None:
+            out = self._backend.attend(q, k, v, kv)
+        else:
+            out = step.heads.attend(layer, q, k, v, kv, self._backend)
         return F.linear(pad_rows(out.flatten(1)), weights["o.weight"], weights.get("o.bias"))
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:

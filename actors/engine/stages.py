@@ -20,14 +20,14 @@ def stages_of(placement: Placement) -> tuple[Stage, ...]:
     """The stages of a step, by layer: neighbouring ones are on different workers, and together they are all layers.
 
     Raises:
-        ValueError: a layer has KV heads on another worker than its weights, which no stage can run.
+        ValueError: a layer that is not at home has KV heads on another worker: heads go from home to one worker.
     """
     for layer, (worker, lanes) in enumerate(zip(placement.layer_workers, placement.lane_workers, strict=True)):
-        if set(lanes) != {worker}:
+        if worker != placement.home and set(lanes) != {worker}:
             away = sorted(set(lanes) - {worker})
             raise ValueError(
-                f"layer {layer} is on {worker!r} and has KV heads on {away}; stages run whole layers: "
-                "bring the heads back, or move the layer with them"
+                f"layer {layer} is on {worker!r} and has KV heads on {away}; only layers at home may have heads "
+                "elsewhere: bring the heads back, or move the layer with them"
             )
     stages, first = [], 0
     for worker, run in itertools.groupby(placement.layer_workers):

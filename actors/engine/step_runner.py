@@ -13,6 +13,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
+from actors.engine.split_heads import StepHeads
 from actors.engine.step_plan import StepPlan
 
 
@@ -63,11 +64,13 @@ class StepRunner:
         """Hidden states [T, hidden] before the first layer."""
         return self._model.embed(batch)
 
-    def run_layers(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range) -> torch.Tensor:
+    def run_layers(
+        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range, heads: StepHeads | None
+    ) -> torch.Tensor:
         """`run` for some layers that lie here, over hidden states [T, hidden], while others lie elsewhere. No K and V
-        are on their way then."""
+        are on their way then. `heads`: see `CausalModel`."""
         with self._marked(plan):
-            return self._model.run_layers(hidden, layers, batch)
+            return self._model.run_layers(hidden, layers, batch, heads=heads)
 
     def output(self, hidden: torch.Tensor, sampled_rows: torch.Tensor) -> StepOutput:
         """The step's output from the last layer's hidden states [T, hidden]."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from actors.engine.batch import PackedStep, StepBatch
+from actors.engine.split_heads import HeadRoute, HeadsLostError, StepHeads
 from actors.engine.stage_work import RemoteStages, StageDone, StageWork
 from actors.engine.stages import Stage
 from actors.engine.step_plan import StepPlan
@@ -58,7 +59,10 @@ class Route:
 
     placement: Placement
     stages: Sequence[Stage]
-    remote: RemoteStages
+    remote: RemoteStages | None
+    """None: all layers are at home, and heads alone are not."""
+    heads: HeadRoute | None = None
+    """None: every layer at home has all its heads there."""
 
 
 class StepsInFlight:
@@ -141,9 +145,12 @@ class StepsInFlight:
         stage = stages[step.num_stages]
         step.num_stages += 1
         if stage.worker == placement.home:
-            step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers)
+            route = self.route.heads
+            heads = StepHeads(route, step.plan.step_id, packed, step.plan.fresh_blocks) if route else None
+            step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers, heads)
             self._finish(step)
             return
+        assert self.route.remote is not None
         hidden, step.hidden = step.hidden, None
         work = StageWork(
             placement.home,
@@ -199,5 +206,7 @@ class StepsInFlight:
     def _guard(step: BegunStep, function: Callable[[BegunStep], None]) -> None:
         try:
             function(step)
+        except HeadsLostError as error:
+            step.failure = StageFailure(error.worker, step.plan.step_id, error.reason)
         except Exception as error:  # out of memory, a kernel's refusal: raised where the step ends, in its turn
             step.error = error

@@ -1,4 +1,5 @@
-"""A worker that hosts parts of others' instances: answers what their homes ask, in its engine's thread."""
+"""A worker that hosts parts of others' instances: answers what their homes ask, in its engine's thread. For heads
+it has another one (`head_service`)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from actors.engine.module_transfer import read_chunk, read_weights, write_chunk,
 from actors.engine.room import GrantRefusedError
 from actors.engine.stage_work import decode_work, encode_done
 from actors.engine_thread import EngineStoppedError, EngineThread
+from actors.moves.head_service import HeadService
 from actors.moves.questions import Fields, Kind, QuestionError, encode
 from migrate.links.calls import Question, Tensors
 
@@ -29,6 +31,7 @@ class MoveHost:
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
+        self._heads = HeadService(thread.grants)
         self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
             Kind.STAGE: _run_stage,
             Kind.GRANT: _grant,
@@ -45,6 +48,9 @@ class MoveHost:
 
     def serve(self, question: Question) -> None:
         """Does not wait. See `LinkCalls`."""
+        if question.message.kind == Kind.HEADS:
+            self._heads.serve(question)
+            return
         try:
             work = self._work[Kind(question.message.kind)]
         except ValueError:
@@ -61,6 +67,10 @@ class MoveHost:
             question.refuse(f"{type(error).__name__}: {error}")
 
         self._thread.call(lambda engine: work(engine, question)).add_done_callback(done)
+
+    def close(self) -> None:
+        """Ends its thread; questions for heads are not answered any more."""
+        self._heads.close()
 
 
 def _hosted(engine: Engine, question: Question) -> HostedInstance:
@@ -104,9 +114,10 @@ def _write_pages(engine: Engine, question: Question) -> Reply:
     (data,) = _tensors(question, 1)
     if hosted.version is not None:  # else nothing is served from here yet: it moves here
         _check_version(hosted, question)
-    write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
-    engine.loaded.copies.computed()
-    hosted.dirty_blocks.wrote(chunk.blocks)
+    with hosted.lock:
+        write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
+        engine.loaded.copies.computed()
+        hosted.dirty_blocks.wrote(chunk.blocks)
     return b"", ()
 
 
@@ -131,7 +142,8 @@ def _read_weights(engine: Engine, question: Question) -> Reply:
 def _read_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
     _check_version(hosted, question)
-    return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
+    with hosted.lock:
+        return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
 
 
 def _move_blocks(engine: Engine, question: Question) -> Reply:
@@ -140,12 +152,15 @@ def _move_blocks(engine: Engine, question: Question) -> Reply:
 
 
 def _dirty_point(engine: Engine, question: Question) -> Reply:
-    return encode(point=_hosted(engine, question).dirty_blocks.point()), ()
+    hosted = _hosted(engine, question)
+    with hosted.lock:
+        return encode(point=hosted.dirty_blocks.point()), ()
 
 
 def _dirty_since(engine: Engine, question: Question) -> Reply:
-    point = Fields(question.message.meta).number("point")
-    return encode(blocks=_hosted(engine, question).dirty_blocks.since(point)), ()
+    hosted, point = _hosted(engine, question), Fields(question.message.meta).number("point")
+    with hosted.lock:
+        return encode(blocks=hosted.dirty_blocks.since(point)), ()
 
 
 def _tensors(question: Question, count: int) -> Tensors:

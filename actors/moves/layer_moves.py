@@ -1,4 +1,4 @@
-"""The home's side of a move of layers: copy while serving, hold the steps, copy what is new, switch, let go.
+"""The home's side of a move of layers or heads: copy while serving, hold the steps, copy what is new, switch, let go.
 
 Before the switch, which is one call in the engine's thread, nothing has changed for the instance: whatever goes wrong
 until then gives back what was taken, and the move was none.
@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from actors.engine.engine import Engine
+from actors.engine.head_work import RemoteHeads
 from actors.engine.lane_table import Lane
 from actors.engine.module_transfer import PageChunk, page_chunks, read_chunk, read_weights, write_chunk, write_weights
 from actors.engine.stage_work import RemoteStages
@@ -31,7 +32,7 @@ from actors.moves.questions import (
     lanes_of,
 )
 from migrate.links.calls import Answer, LinkCalls, Tensors
-from migrate.moves import LayerMove
+from migrate.moves import HeadMove, Move
 from migrate.placement import Placement
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class MoveFailedError(Exception):
 class MoveReport:
     """What a move took."""
 
-    move: LayerMove
+    move: Move
     weight_bytes: int
     kv_bytes: int
     """Pages that were copied, those that were copied twice included."""
@@ -67,25 +68,33 @@ class _Tally:
 
 
 class LayerMoves:
-    """Moves layers of this worker's instance, one move at a time. Used from the worker's event loop.
+    """Moves layers and heads of this worker's instance, one move at a time. Used from the worker's event loop.
 
     Args:
         placement: where everything lies now.
         remote: the way to layers elsewhere.
+        heads: the way to heads elsewhere.
         timeout_s: a question that is not answered by then ends the move.
     """
 
     def __init__(
-        self, thread: EngineThread, calls: LinkCalls, remote: RemoteStages, placement: Placement, timeout_s: float
+        self,
+        thread: EngineThread,
+        calls: LinkCalls,
+        remote: RemoteStages,
+        heads: RemoteHeads,
+        placement: Placement,
+        timeout_s: float,
     ) -> None:
         self.placement = placement
         self._thread = thread
         self._calls = calls
         self._remote = remote
+        self._heads = heads
         self._timeout_s = timeout_s
         self._moving = asyncio.Lock()
 
-    async def make(self, move: LayerMove) -> MoveReport:
+    async def make(self, move: Move) -> MoveReport:
         """Makes a move from home to another worker, or home again. The link between the two must be there.
 
         Raises:
@@ -94,26 +103,28 @@ class LayerMoves:
         """
         async with self._moving:
             after, started_s, tally = move.after(self.placement), time.monotonic(), _Tally()
-            home = self.placement.home
+            home, lanes = self.placement.home, set(self._lanes(move))
+            if away := sorted(lanes - set(self.placement.lanes_on(move.source))):
+                raise ValueError(f"{move}: KV of (layer, head) {away} is not on {move.source!r}; bring it there first")
             try:
                 if move.source == home:
                     await self._send(move, after, tally)
                 elif move.destination == home:
                     await self._fetch(move, after, tally)
                 else:
-                    raise ValueError(f"{move}: layers move from home or to it; bring them home first")
+                    raise ValueError(f"{move}: modules move from home or to it; bring them home first")
             except _QuestionFailedError as error:
                 raise MoveFailedError(f"{move}: {error}") from error
             pool_blocks = await self._engine(lambda engine: engine.blocks.num_blocks)
             duration_s = time.monotonic() - started_s
             return MoveReport(move, tally.weight_bytes, tally.kv_bytes, duration_s, tally.held_s, pool_blocks)
 
-    async def _send(self, move: LayerMove, after: Placement, tally: _Tally) -> None:
-        host, lanes = move.destination, lanes_of(move.layers, after.num_kv_heads)
+    async def _send(self, move: Move, after: Placement, tally: _Tally) -> None:
+        host, lanes, layers = move.destination, self._lanes(move), weights_of(move)
         num_blocks, fingerprint = await self._engine(
             lambda engine: (engine.blocks.num_blocks, engine.loaded.fingerprint)
         )
-        request = GrantRequest(lanes, tuple(move.layers), num_blocks, fingerprint)
+        request = GrantRequest(lanes, layers, num_blocks, fingerprint)
         granted = Fields((await self._ask(host, Kind.GRANT, encode_grant(request))).meta)
         try:
             for layer in granted.numbers("layers"):
@@ -127,24 +138,25 @@ class LayerMoves:
                     lambda engine: _late_blocks(engine, early, engine.scheduler.dirty_blocks.since(point))
                 )
                 await self._send_pages(host, lanes, late, tally)
-                await self._ask(host, Kind.USE_VERSION, encode(version=after.version))
+                if host not in self.placement.workers():
+                    await self._ask(host, Kind.USE_VERSION, encode(version=after.version))
 
                 def switch(engine: Engine) -> None:
-                    engine.use_placement(after, self._remote)
+                    engine.use_placement(after, self._remote, self._heads)
                     engine.grants.limit_blocks(host, granted.number("num_blocks"))
-                    engine.lanes_departed(lanes, list(move.layers))
+                    engine.lanes_departed(lanes, layers)
 
                 await self._engine(switch)
                 self.placement = after
         except BaseException:
             if self.placement is not after:
-                await self._give_back(host, lanes, move.layers)
+                await self._give_back(host, lanes, layers)
             raise
 
-    async def _fetch(self, move: LayerMove, after: Placement, tally: _Tally) -> None:
-        host, lanes = move.source, lanes_of(move.layers, after.num_kv_heads)
+    async def _fetch(self, move: Move, after: Placement, tally: _Tally) -> None:
+        host, lanes, layers = move.source, self._lanes(move), weights_of(move)
         async with self._steps_held(tally):
-            granted = await self._engine(lambda engine: engine.lanes_returning(lanes, list(move.layers)))
+            granted = await self._engine(lambda engine: engine.lanes_returning(lanes, layers))
             if granted.moved_blocks:
                 await self._ask(host, Kind.MOVE_BLOCKS, encode_moves(granted.moved_blocks))
         try:
@@ -157,13 +169,11 @@ class LayerMoves:
                 written = Fields((await self._ask(host, Kind.DIRTY_SINCE, encode(point=point))).meta).numbers("blocks")
                 late = await self._engine(lambda engine: _late_blocks(engine, early, written))
                 await self._fetch_pages(host, lanes, late, tally)
-                has_more = bool(after.layers_on(host))
-                if has_more:
-                    await self._ask(host, Kind.USE_VERSION, encode(version=after.version))
+                has_more = bool(after.lanes_on(host))
 
                 def switch(engine: Engine) -> None:
                     engine.lanes_returned()
-                    engine.use_placement(after, None if after.is_home else self._remote)
+                    engine.use_placement(after, self._remote, self._heads)
                     if not has_more:
                         engine.grants.limit_blocks(host, None)
 
@@ -173,7 +183,12 @@ class LayerMoves:
             if self.placement is not after:
                 await self._engine(lambda engine: engine.grants.abandon_return())
             raise
-        await self._give_back(host, lanes, move.layers)
+        await self._give_back(host, lanes, layers)
+
+    def _lanes(self, move: Move) -> tuple[Lane, ...]:
+        if isinstance(move, HeadMove):
+            return tuple((layer, head) for layer in move.layers for head in move.heads)
+        return lanes_of(move.layers, self.placement.num_kv_heads)
 
     async def _send_weights(self, host: str, layer: int, tally: _Tally) -> None:
         memory = await self._engine(lambda engine: engine.loaded.layer_memory)
@@ -249,6 +264,11 @@ class LayerMoves:
 
 class _QuestionFailedError(Exception):
     """The other worker did not do what it was asked for."""
+
+
+def weights_of(move: Move) -> tuple[int, ...]:
+    """Layers whose weights move too."""
+    return () if isinstance(move, HeadMove) else tuple(move.layers)
 
 
 def _late_blocks(engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:

@@ -30,6 +30,8 @@ class Kind(enum.IntEnum):
     MOVE_BLOCKS = 9
     DIRTY_POINT = 10
     DIRTY_SINCE = 11
+    HEADS = 12
+    """Attention of heads: `actors.engine.head_work`."""
 
 
 class QuestionError(ValueError):

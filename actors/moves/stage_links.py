@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from actors.engine.stage_work import StageDone, StageMessageError, StageWork, decode_done, encode_work
+from actors.engine.stage_work import StageDone, StageWork, decode_done, encode_work
+from actors.engine.step_messages import WorkMessageError
 from actors.moves.questions import Kind
 from migrate.links.calls import Answer, LinkCalls
 
@@ -37,6 +38,6 @@ def _read_answer(work: StageWork, answer: Answer) -> StageDone:
     if reason is None:
         try:
             return decode_done(answer.meta, answer.tensors)
-        except StageMessageError as error:
+        except WorkMessageError as error:
             reason = str(error)
     return StageDone(work.instance, work.version, work.step_id, None, reason)

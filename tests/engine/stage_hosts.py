@@ -16,13 +16,13 @@ from actors.engine.page_io import clear_pages
 from actors.engine.request import EngineRequest
 from actors.engine.stage_work import (
     StageDone,
-    StageLimits,
     StageWork,
     decode_done,
     decode_work,
     encode_done,
     encode_work,
 )
+from actors.engine.step_messages import WorkLimits
 from migrate.placement import Placement
 from tests.engine_driver import Answer
 
@@ -34,7 +34,7 @@ class Host:
         self.loaded = loaded
         self.last_step_id = 0
         spec, layout = loaded.spec, loaded.layout
-        self.limits = StageLimits(
+        self.limits = WorkLimits(
             spec.num_layers, spec.hidden_size, loaded.arena.pages.dtype, spec.vocab_size, layout.block_tokens,
             loaded.lanes.num_blocks,
         )  # fmt: skip

@@ -38,7 +38,6 @@ def with_number(step: PackedStep, field: int, value: int) -> PackedStep:
 
 STAGE_FAULTS: list[tuple[str, Callable[[StageWork], StageWork]]] = [
     ("version 1; here it is 2", lambda work: replace(work, version=1)),
-    ("version 3; here it is 2", lambda work: replace(work, version=3)),
     ("came to 'home'", lambda work: replace(work, instance="else")),
     ("came after step", lambda work: replace(work, step_id=work.step_id - 1)),
     ("layer 1 was not granted", lambda work: replace(work, layers=range(1, 3))),
@@ -71,15 +70,31 @@ def test_stage_outside_the_grant_is_an_error(
     assert pair.hosted.run(work).error is None
 
 
+def with_step(work: HeadWork, step: PackedStep) -> HeadWork:
+    assert work.tables is not None
+    return replace(work, tables=replace(work.tables, step=step))
+
+
+def step_of(work: HeadWork) -> PackedStep:
+    assert work.tables is not None
+    return work.tables.step
+
+
 HEAD_FAULTS: list[tuple[str, Callable[[HeadWork], HeadWork]]] = [
     ("version 1; here it is 2", lambda work: replace(work, version=1)),
+    ("came to 'home'", lambda work: replace(work, instance="else")),
+    ("came after step", lambda work: replace(work, step_id=work.step_id - 1)),
     ("KV heads [0, 1] were asked for, [1] are here", lambda work: replace(work, heads=range(2))),
     ("KV heads [] were asked for", lambda work: replace(work, heads=range(0))),
     ("KV heads [1] were asked for, [] are here", lambda work: replace(work, layer=1)),
-    ("q is", lambda work: replace(work, q=work.q[:, :-1].contiguous())),
-    ("k is", lambda work: replace(work, k=torch.cat([work.k, work.k]))),
-    ("v is", lambda work: replace(work, v=work.v.transpose(1, 2))),
-    ("blocks of decodes", lambda work: replace(work, step=with_number(work.step, 4, 1000))),
+    ("layer 9", lambda work: replace(work, layer=9)),
+    ("q, k and v", lambda work: replace(work, qkv=work.qkv[:, :-1].contiguous())),
+    ("q, k and v", lambda work: replace(work, qkv=torch.cat([work.qkv, work.qkv]))),
+    ("q, k and v", lambda work: replace(work, qkv=work.qkv.transpose(1, 2))),
+    ("q, k and v", lambda work: replace(work, qkv=work.qkv.double())),
+    ("blocks of decodes", lambda work: with_step(work, with_number(step_of(work), 4, 1000))),
+    ("without its tables", lambda work: replace(work, step_id=work.step_id + 1, tables=None)),
+    ("Error", lambda work: replace(work, qkv=None)),
 ]
 
 
@@ -88,10 +103,8 @@ def test_heads_outside_the_grant_are_an_error(
     words: str, change: Callable[[HeadWork], HeadWork], pair: TwoWorkers
 ) -> None:
     pair._step_id += 1
-    pair._layer = 0
     spec = pair.home.loaded.spec
-    q, k, v = torch.rand(1, spec.group_size, spec.head_dim), *torch.rand(2, 1, 1, spec.head_dim)
-    work = pair.head_work(range(1, 2), q, k, v)
+    work = pair.head_work(0, range(1, 2), torch.rand(1, spec.group_size + 2, spec.head_dim))
     before = pair.host.loaded.arena.page_words.clone()
     done = pair.hosted.attend(change(work))
     assert done.out is None
@@ -113,6 +126,16 @@ def test_nothing_runs_before_the_switch_or_without_weights(llama_folder: Path, m
     assert "KV heads [0] are here" in (pair.hosted.run(replace(work, layers=range(1))).error or "")
     with pytest.raises(ValueError, match="has version 0 already"):
         pair.hosted.use_version(0)
+
+
+def test_a_later_version_ends_the_earlier_ones(pair: TwoWorkers) -> None:
+    """A move that concerns other workers is not told to this one: its work says so."""
+    pair._step_id += 1
+    work = pair.work(range(2, 3), pair.hidden[-1])
+    assert pair.hosted.run(replace(work, version=5)).error is None
+    assert "version 4; here it is 5" in (
+        pair.hosted.run(replace(work, version=4, step_id=work.step_id + 1)).error or ""
+    )
 
 
 def test_host_serves_its_own_requests_meanwhile(llama_folder: Path, make_engine: MakeEngine) -> None:

@@ -16,20 +16,17 @@ from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine.sequence import SequenceState
 from actors.engine.stage_work import (
     StageDone,
-    StageLimits,
-    StageMessageError,
     StageWork,
     decode_done,
     decode_work,
     encode_done,
     encode_work,
 )
+from actors.engine.step_messages import WorkLimits, WorkMessageError
 from actors.engine.step_plan import Chunk
 
 BLOCK = 4
-LIMITS = StageLimits(
-    num_layers=5, hidden_size=3, dtype=torch.bfloat16, vocab_size=50, block_tokens=BLOCK, num_blocks=40
-)
+LIMITS = WorkLimits(num_layers=5, hidden_size=3, dtype=torch.bfloat16, vocab_size=50, block_tokens=BLOCK, num_blocks=40)
 
 
 def make_work(decodes: list[int], prefills: list[tuple[int, int]]) -> StageWork:
@@ -108,7 +105,7 @@ def test_a_step_with_wrong_integers_is_refused_or_harmless(work: StageWork, data
         packed[index] = data.draw(st.integers(-3, 45) | st.sampled_from([2**62, -(2**63), 2**63 - 1]))
     try:
         got = decode_work(meta, (packed, *others), LIMITS)
-    except StageMessageError:
+    except WorkMessageError:
         return
     check_harmless(got.step.batch(got.step.packed, BLOCK))
 
@@ -132,7 +129,7 @@ def test_a_step_with_wrong_integers_is_refused_or_harmless(work: StageWork, data
 )
 def test_fields_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
     meta, tensors = encode_work(make_work([3, 9], [(2, 5)]))
-    with pytest.raises(StageMessageError, match=words):
+    with pytest.raises(WorkMessageError, match=words):
         decode_work(json.dumps(json.loads(meta) | changes).encode(), tensors, LIMITS)
 
 
@@ -144,10 +141,10 @@ def test_tensors_that_cannot_be_are_refused() -> None:
         (packed, hidden[1:], fresh), (packed, wide[:, ::2], fresh), (packed, hidden, fresh + 1),
         (packed, hidden, fresh - 3), (packed, hidden, fresh.float()), (packed, hidden, fresh[None]),
     ):  # fmt: skip
-        with pytest.raises(StageMessageError):
+        with pytest.raises(WorkMessageError):
             decode_work(meta, tensors, LIMITS)
     for garbage in (b"", b"\xff", b"[]", b"[" * 100_000, b"{}"):
-        with pytest.raises(StageMessageError):
+        with pytest.raises(WorkMessageError):
             decode_work(garbage, (packed, hidden, fresh), LIMITS)
 
 
@@ -164,5 +161,5 @@ def test_answers_with_neither_or_both_are_refused() -> None:
     meta_good, _ = encode_done(StageDone("home", 2, 5, hidden))
     meta_bad, _ = encode_done(StageDone("home", 2, 5, None, "failed"))
     for meta, tensors in ((meta_good, ()), (meta_good, (hidden, hidden)), (meta_bad, (hidden,)), (b"5", ())):
-        with pytest.raises(StageMessageError):
+        with pytest.raises(WorkMessageError):
             decode_done(meta, tensors)

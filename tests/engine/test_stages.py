@@ -33,6 +33,10 @@ def test_two_hosts_in_a_row_are_two_stages() -> None:
     ]  # fmt: skip
 
 
-def test_heads_elsewhere_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"layer 3 is on 'h' and has KV heads on \['x'\]"):
-        stages_of(HOME.with_heads_moved([3], [1], "x"))
+def test_heads_elsewhere_part_no_layers() -> None:
+    assert stages_of(HOME.with_heads_moved([3], [1], "x")) == (Stage("h", range(6)),)
+
+
+def test_heads_elsewhere_of_a_layer_elsewhere_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"layer 3 is on 'x' and has KV heads on \['h'\]"):
+        stages_of(HOME.with_layers_moved(3, 1, "x").with_heads_moved([3], [1], "h"))

@@ -244,7 +244,11 @@ def test_layers_leave_and_come_back_in_the_middle_of_answers(llama_folder: Path,
     [
         (lying_on(2, "home", "home", "x"), "version 2; it must be above 2"),
         (lying_on(3, "home", "home", "x"), r"layers \[1\] are to be run at home"),
-        (HOME.with_heads_moved([0], [1], "x"), r"layer 0 is on 'home' and has KV heads on \['x'\]"),
+        (
+            Placement("home", ("home", "x", "x"), (("home", "home"), ("x", "home"), ("x", "x")), 3),
+            r"layer 1 is on 'x' and has KV heads on \['home'\]",
+        ),
+        (Placement("home", ("home", "x", "x"), (("home", "x"), ("x", "x"), ("x", "x")), 3), "give the way to them"),
         (Placement.at_home("home", 4, 2), "4 layers and 2 KV heads; the model has 3 and 2"),
     ],
 )

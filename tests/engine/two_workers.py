@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from actors.engine.arena import Arena
-from actors.engine.attention.interface import AttentionBackend, LayerKv
-from actors.engine.batch import PackedStep, StepBatch, pack_step
+from actors.engine.batch import PackedStep, pack_step
 from actors.engine.dirty_blocks import DirtyBlocks
 from actors.engine.engine import Engine
-from actors.engine.head_work import HeadWork
+from actors.engine.head_work import HeadDone, HeadTables, HeadWork, decode_head_done, encode_head_done
 from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane, LaneTable
 from actors.engine.layer_memory import LayerMemory
 from actors.engine.module_transfer import page_chunks, read_chunk, read_weights, write_chunk, write_weights
+from actors.engine.split_heads import HeadRoute, StepHeads
 from actors.engine.stage_work import StageWork
 from actors.engine.step_plan import StepPlan
 from actors.engine.step_runner import StepOutput
@@ -49,7 +49,7 @@ def copy_weights(source: LayerMemory, target: LayerMemory, layers: Sequence[int]
 
 
 class TwoWorkers:
-    """Takes the place of the home's step runner and of its attention; `place` says what lies where."""
+    """Takes the place of the home's step runner, and is the way to the host's heads; `place` says what lies where."""
 
     graphs = None
 
@@ -60,12 +60,9 @@ class TwoWorkers:
         self.hidden: list[torch.Tensor] = []
         self.num_remote_stages = self.num_remote_heads = 0
         self._step_id = 0
-        self._layer = 0
         self._step: PackedStep | None = None
         self._fresh: list[int] = []
-        self._local: AttentionBackend = home.loaded.model._backend
         home._in_flight._runner = self  # type: ignore[assignment]
-        home.loaded.model._backend = self
 
     @property
     def hosted(self) -> HostedInstance:
@@ -80,9 +77,10 @@ class TwoWorkers:
         self._fresh = plan.fresh_blocks
         batch = self._step.batch(self._step.packed, home.block_tokens)
         hidden = model.embed(batch)
+        heads = StepHeads(HeadRoute(self.place, self), self._step_id, self._step, self._fresh)
         for layer in range(self.place.num_layers):
             if self.place.layer_workers[layer] == HOME:
-                hidden = model.run_layers(hidden, range(layer, layer + 1), batch, self._at)
+                hidden = model.run_layers(hidden, range(layer, layer + 1), batch, heads=heads)
             elif layer == 0 or self.place.layer_workers[layer - 1] == HOME:
                 layers = range(layer, self.place.layers_on(HOST)[-1] + 1)
                 hidden = self._run_remote(layers, hidden)
@@ -100,39 +98,19 @@ class TwoWorkers:
         self.num_remote_stages += 1
         return done.hidden
 
-    # The attention backend
+    # The way to heads elsewhere
 
-    name = "torch"
+    def attend(self, worker: str, work: HeadWork, done: Callable[[HeadDone], None]) -> None:
+        assert worker == HOST
+        answer = self.hosted.attend(work)
+        assert answer.error is None
+        self.num_remote_heads += 1
+        done(decode_head_done(*encode_head_done(answer)))
 
-    def begin(self, batch: StepBatch) -> None:
-        self._local.begin(batch)
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> torch.Tensor:
-        group = self.home.loaded.spec.group_size
-        out = torch.empty_like(q)
-        for worker in (HOME, HOST):
-            heads = self.place.local_heads(self._layer, worker)
-            if not heads:
-                continue
-            kv_rows = slice(heads[0], heads[-1] + 1)
-            q_rows = slice(heads[0] * group, (heads[-1] + 1) * group)
-            mine = q[:, q_rows].contiguous(), k[:, kv_rows].contiguous(), v[:, kv_rows].contiguous()
-            if worker == HOME:
-                out[:, q_rows] = self._local.attend(*mine, kv)
-                continue
-            done = self.hosted.attend(self.head_work(range(heads[0], heads[-1] + 1), *mine))
-            assert done.out is not None, done.error
-            out[:, q_rows] = done.out
-            self.num_remote_heads += 1
-        return out
-
-    def head_work(self, heads: range, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> HeadWork:
+    def head_work(self, layer: int, heads: range, qkv: torch.Tensor) -> HeadWork:
         assert self._step is not None
-        fresh = torch.tensor(self._fresh, dtype=torch.int64)
-        return HeadWork(HOME, self.place.version, self._step_id, self._layer, heads, self._step, fresh, q, k, v)
-
-    def _at(self, layer: int) -> None:
-        self._layer = layer
+        tables = HeadTables(self._step, torch.tensor(self._fresh, dtype=torch.int64))
+        return HeadWork(HOME, self.place.version, self._step_id, layer, heads, qkv, tables)
 
     # Moves
 

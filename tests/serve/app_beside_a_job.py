@@ -39,9 +39,11 @@ WRITTEN = {"study.journal", "inputs.json", "front.parquet", "ttl_policy.json", "
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """One node of two CPUs, with a dashboard."""
-    node = {"num_cpus": 2, "object_store_memory": 120 << 20, "include_dashboard": True, "dashboard_port": free_port()}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "dashboard_host": "127.0.0.1"})
+    """One node of two CPUs, with a dashboard. Its agent, which runs the jobs, has a port of its own: another cluster on
+    the machine, such as that of the other tests, has the usual one, and without a port an agent takes no jobs."""
+    node = {"num_cpus": 2, "object_store_memory": 120 << 20, "include_dashboard": True, "dashboard_host": "127.0.0.1"}
+    ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, **ports})
     ray.init(address=cluster.address, namespace="equipoise-tests", logging_level=logging.ERROR)
     try:
         yield cluster

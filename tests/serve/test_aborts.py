@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app_insides import held, processes, reported, stopped, wait_free
+from tests.app_insides import held, reported, stopped, store_process, wait_free
 from tests.asked import SERVED, Asked, ask
 from tests.engine_driver import make_prompt
 from tests.running_app import Deploy, RunningApp, small_roles, wait_until
@@ -131,8 +131,7 @@ def test_a_client_that_leaves_the_ingress_queue_is_forgotten_there(app: RunningA
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
 def test_a_client_that_leaves_during_the_hand_over_frees_both_sides(app: RunningApp, stream: bool) -> None:
-    (store,) = processes("ray::NodeStore")
-    with stopped(store):  # the store takes the KV when it goes on: until then this is the hand-over
+    with stopped(store_process()):  # the store takes the KV when it goes on: until then this is the hand-over
         asked = Asked(app.base_url, prompt(100, random.randrange(10**6)), 50, stream=stream)
         wait_until(
             lambda: reported(app, "prefill", "live_blocks") == 4 and not reported(app, "prefill", "running_requests"),

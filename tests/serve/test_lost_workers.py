@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 import ray
+from ray.exceptions import RayError
 
 from actors.addresses import address_of
 from migrate.roster import Member
-from tests.app_insides import directory, held, processes, replica, reported, wait_free
+from tests.app_insides import directory, held, process_of, processes, replica, reported, store_process, wait_free
 from tests.asked import SERVED, Asked, ask
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
@@ -131,14 +133,21 @@ def computed(member: Member) -> int:
     return int(stats["computed_prompt_tokens"])
 
 
-def crash(title: str) -> None:
-    """Of a control replica that was replaced the actors stay until it has shut down."""
-    wait_until(lambda: len(processes(title)) == 1, 60.0, f"there is not just one {title}")
-    os.kill(processes(title)[0].pid, signal.SIGKILL)
+def crash(process_of_actor: Callable[[], psutil.Process]) -> None:
+    """Of a control replica that was replaced the actors stay until it has shut down, and may be named still."""
+
+    def is_killed() -> bool:
+        try:
+            os.kill(process_of_actor().pid, signal.SIGKILL)
+        except RayError:
+            return False
+        return True
+
+    wait_until(is_killed, 60.0, "there is none to kill")
 
 
 def kill_directory(_: RunningApp) -> None:
-    crash("ray::DirectoryActor")
+    crash(lambda: process_of(directory()))
 
 
 def kill_directory_for_good(_: RunningApp) -> None:
@@ -146,7 +155,7 @@ def kill_directory_for_good(_: RunningApp) -> None:
 
 
 def kill_store(_: RunningApp) -> None:
-    crash("ray::NodeStore")
+    crash(store_process)
 
 
 def kill_control(_: RunningApp) -> None:

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from kv.disk.extent_file import verify_file
 from kv.store_stats import StoreStats
-from tests.app_insides import processes, replica, store_stats, wait_free
+from tests.app_insides import replica, store_process, store_stats, wait_free
 from tests.asked import SERVED, Answered, ask
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
@@ -153,7 +153,7 @@ def fill_devices(app: RunningApp, judge: Judge) -> None:
 
 
 def crash_store() -> None:
-    (process,) = processes("ray::NodeStore")
+    process = store_process()
     os.kill(process.pid, signal.SIGKILL)
     wait_replaced(process.pid)
 
@@ -162,8 +162,10 @@ def wait_replaced(pid: int) -> None:
     """Until there is one store again, and another one, which knows all that is in its folder."""
 
     def is_replaced() -> bool:
-        pids = [process.pid for process in processes("ray::NodeStore")]
-        return len(pids) == 1 and pids != [pid] and is_scanned()
+        try:
+            return store_process().pid != pid and is_scanned()
+        except RayError:  # it is being started again
+            return False
 
     wait_until(is_replaced, BACK_LIMIT_S, "there is no store with the disk")
 
@@ -208,7 +210,7 @@ def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(app: Runni
     asked(app, judge, [shared])
     wait_free(app)
     wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
-    (process,) = processes("ray::NodeStore")
+    process = store_process()
     ray.kill(replica("ControlServer"))
     wait_replaced(process.pid)
 

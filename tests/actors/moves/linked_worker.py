@@ -11,7 +11,9 @@ from actors.engine.engine import Engine, StepResult
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine_thread import EngineThread
+from actors.moves.head_links import HeadLinks
 from actors.moves.host import MoveHost
+from actors.moves.layer_moves import LayerMoves
 from actors.moves.stage_links import StageLinks
 from migrate.links.calls import LinkCalls
 from migrate.links.memory_network import MemoryNetwork
@@ -33,6 +35,7 @@ class LinkedWorker:
         self.host = MoveHost(self.thread)
         self.calls = LinkCalls(name, network.connector(name), self.host.serve, lambda *_: None)
         self.stages = StageLinks(self.calls, TIMEOUT_S)
+        self.heads = HeadLinks(self.calls, TIMEOUT_S)
 
     @property
     def at_home(self) -> Placement:
@@ -60,6 +63,7 @@ class LinkedWorker:
 
     def stop(self) -> None:
         self.calls.close(WAIT_S)
+        self.host.close()
         self.thread.stop()
 
     def _wait(self, condition: object) -> None:
@@ -82,3 +86,7 @@ class LinkedWorker:
 def join(first: LinkedWorker, second: LinkedWorker, epoch: int = 0) -> None:
     for future in (first.calls.connect(second.name, epoch), second.calls.connect(first.name, epoch)):
         future.result(WAIT_S)
+
+
+def moves_of(worker: LinkedWorker) -> LayerMoves:
+    return LayerMoves(worker.thread, worker.calls, worker.stages, worker.heads, worker.at_home, TIMEOUT_S)

@@ -18,14 +18,13 @@ from actors.engine.request import EngineRequest
 from actors.fetch_rates import FetchRates
 from actors.kv_exchange import KvExchange
 from actors.messages import HandOver, Submission
-from actors.moves.layer_moves import LayerMoves
 from actors.moves.page_links import PageLinks
 from actors.moves.placed_pages import PlacedPages
 from actors.outbox import Outbox
 from actors.request_tracker import RequestTracker
 from kv.part_range import PartRange
 from migrate.links.memory_network import MemoryNetwork
-from tests.actors.moves.linked_worker import TIMEOUT_S, LinkedWorker
+from tests.actors.moves.linked_worker import TIMEOUT_S, LinkedWorker, moves_of
 from tests.actors.moves.part_shelf import PartShelf
 
 
@@ -69,7 +68,7 @@ class StoringWorker(LinkedWorker):
         self.exchange.use_store(shelf.address())
         grammars = Grammars(folder, loaded.spec.vocab_size, ())
         self.tracker = RequestTracker(self.thread, self.exchange, self.outbox, self, grammars, max_publishing_answers=0)
-        self.moves = LayerMoves(self.thread, self.calls, self.stages, self.at_home, TIMEOUT_S)
+        self.moves = moves_of(self)
 
     async def export(self, export_id: str, ranges: Sequence[PartRange]) -> list[NDArray[np.uint8]]:
         """As `Worker.export`."""

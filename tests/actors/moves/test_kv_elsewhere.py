@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.moves.layer_moves import LayerMoves
 from migrate.links.memory_network import MemoryNetwork
-from migrate.placement import Placement
 from tests.actors.moves.divided_cell import PROMPTS, Cell, alone, config_of, run
-from tests.actors.moves.linked_worker import TIMEOUT_S
 from tests.actors.moves.storing_worker import StoringWorker
 from tests.engine_driver import greedy, make_prompt
 from tests.reference import assert_greedy, load_reference
@@ -73,14 +70,13 @@ def test_moves_at_any_moment_of_exports_and_fetches(seed: int, family_folder: Fo
         moves: list[asyncio.Task[None]] = []
 
         async def there_and_back(worker: StoringWorker) -> None:
-            placement = worker.moves.placement
-            if placement.is_home:
+            placement, host = worker.engine.placement, cell.host_of(worker).name
+            if placement is None:
                 first = rng.choice([1, 2])
                 await cell.move_out(worker, first, 3 - first)
             else:
-                layers = placement.layers_on(cell.host_of(worker).name)
-                count = rng.randint(1, len(layers))
-                await cell.move_back(worker, layers[0], count)
+                layers = placement.layers_on(host)
+                await cell.move_back(worker, layers[0], rng.randint(1, len(layers)))
 
         async def before(_: int) -> None:
             if rng.random() < 0.3 and all(move.done() for move in moves):
@@ -104,24 +100,21 @@ def test_moves_at_any_moment_of_exports_and_fetches(seed: int, family_folder: Fo
     run(folder, network, body, config_of(blocks=24 if seed % 3 else 96, exports_early=seed % 4 > 1))
 
 
-class PausedMoves(LayerMoves):
-    """Waits after the copy that is made while the instance serves."""
+class Pause:
+    """Has moves wait after the copies that they make while the instance serves."""
 
-    def __init__(self, worker: StoringWorker, placement: Placement) -> None:
-        super().__init__(worker.thread, worker.calls, worker.stages, placement, TIMEOUT_S)
+    def __init__(self, moves: LayerMoves) -> None:
         self.has_copied, self.may_switch = asyncio.Event(), asyncio.Event()
+        for name in ("_send_pages", "_fetch_pages"):
+            setattr(moves, name, self._after(getattr(moves, name)))
 
-    async def _send_pages(self, *arguments: Any) -> None:
-        await super()._send_pages(*arguments)
-        await self._pause()
+    def _after(self, copy: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def copy_and_wait(*arguments: object) -> None:
+            await copy(*arguments)
+            self.has_copied.set()
+            await self.may_switch.wait()
 
-    async def _fetch_pages(self, *arguments: Any) -> None:
-        await super()._fetch_pages(*arguments)
-        await self._pause()
-
-    async def _pause(self) -> None:
-        self.has_copied.set()
-        await self.may_switch.wait()
+        return copy_and_wait
 
 
 @pytest.mark.parametrize("direction", ["out", "back"])
@@ -137,9 +130,9 @@ def test_blocks_that_were_copied_early_and_then_given_to_a_fetch_are_copied_agai
         if direction == "back":
             await cell.move_out(cell.decode, 1, 2)
         await cell.decode.serve(EngineRequest("earlier", earlier, greedy(4), owner="earlier"))
-        moves = cell.decode.moves = PausedMoves(cell.decode, cell.decode.moves.placement)
+        pause = Pause(cell.decode.moves)
         move = asyncio.create_task((cell.move_out if direction == "out" else cell.move_back)(cell.decode, 1, 2))
-        await moves.has_copied.wait()
+        await pause.has_copied.wait()
         may_come, all_others_came = asyncio.Event(), asyncio.Event()
 
         async def before(number: int) -> None:
@@ -152,7 +145,7 @@ def test_blocks_that_were_copied_early_and_then_given_to_a_fetch_are_copied_agai
         await all_others_came.wait()
         while cell.decode.pages.num_written < 12:  # the tail, and all parts but one
             await asyncio.sleep(0)
-        moves.may_switch.set()
+        pause.may_switch.set()
         await move
         assert cell.decode.exchange.misses == {}
         may_come.set()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from actors.engine.request import SamplingParams
-from actors.moves.layer_moves import LayerMoves, MoveFailedError, MoveReport
+from actors.moves.layer_moves import MoveFailedError, MoveReport
 from migrate.links.memory_network import MemoryNetwork
 from migrate.moves import LayerMove
 from tests.actors.moves.conftest import MakeWorker
-from tests.actors.moves.linked_worker import TIMEOUT_S, LinkedWorker, join
+from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
 from tests.engine_driver import greedy, make_prompt
 from tests.link_ends import WAIT_S
 from tests.reference import assert_greedy, load_reference
@@ -30,10 +30,6 @@ def out(first: int, count: int) -> LayerMove:
 
 def back(first: int, count: int) -> LayerMove:
     return LayerMove("home", first, count, "host", "home")
-
-
-def moves_of(worker: LinkedWorker) -> LayerMoves:
-    return LayerMoves(worker.thread, worker.calls, worker.stages, worker.at_home, TIMEOUT_S)
 
 
 def books(worker: LinkedWorker) -> tuple[int, int, int]:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from actors.engine.module_transfer import PageChunk, read_chunk
 from actors.kv_pages import PagesUnavailableError
 from actors.moves import placed_pages
-from actors.moves.layer_moves import LayerMoves
 from actors.moves.page_links import PageLinks
 from actors.moves.placed_pages import PlacedPages, pieces_on
 from actors.moves.questions import Kind
@@ -26,7 +25,7 @@ from migrate.links.memory_network import MemoryNetwork
 from migrate.moves import LayerMove
 from migrate.placement import Placement
 from tests.actors.moves.conftest import MakeWorker
-from tests.actors.moves.linked_worker import TIMEOUT_S, LinkedWorker, join
+from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
 from tests.actors.moves.test_stage_links import put_last_layers
 from tests.link_ends import WAIT_S
 
@@ -92,7 +91,7 @@ def test_what_is_written_is_where_it_belongs_and_is_read_again(
     hosts = [make_worker(name, dtype=dtype, kv_cache_blocks=64) for name in ("x", "y")]
     loaded, rng = home.engine.loaded, np.random.default_rng(pages_each)
     monkeypatch.setattr(placed_pages, "_CHUNK_BYTES", pages_each * loaded.layout.page_bytes)
-    moves = LayerMoves(home.thread, home.calls, home.stages, home.at_home, TIMEOUT_S)
+    moves = moves_of(home)
     for layer, host in enumerate(hosts, start=1):
         join(home, host)
         asyncio.run(moves.make(LayerMove("home", layer, 1, "home", host.name)))
