@@ -16,7 +16,7 @@ from actors.engine.request import EngineRequest, SamplingParams
 from kv.keys import block_keys
 from kv.part_range import PartRange
 from migrate.links.memory_network import MemoryNetwork
-from migrate.moves import LayerMove
+from migrate.moves import HeadMove, LayerMove
 from tests.actors.moves.linked_worker import LinkedWorker, join
 from tests.actors.moves.part_shelf import PartShelf
 from tests.actors.moves.storing_worker import StoringWorker
@@ -55,6 +55,12 @@ class Cell:
 
     async def move_back(self, worker: StoringWorker, first: int, count: int) -> None:
         await worker.moves.make(LayerMove(worker.name, first, count, self.host_of(worker).name, worker.name))
+
+    async def move_heads_out(self, worker: StoringWorker, *layers: int) -> None:
+        await worker.moves.make(HeadMove(worker.name, layers, (1,), worker.name, self.host_of(worker).name))
+
+    async def move_heads_back(self, worker: StoringWorker, *layers: int) -> None:
+        await worker.moves.make(HeadMove(worker.name, layers, (1,), self.host_of(worker).name, worker.name))
 
     async def answer(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
         """The prompt on one worker, the rest on the other."""

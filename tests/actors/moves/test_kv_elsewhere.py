@@ -23,15 +23,20 @@ FolderOf = Callable[[str], Path]
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("sampling", [greedy(12), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("with_heads", [False, True])
 def test_kv_goes_from_one_divided_worker_to_another(
-    family: str, sampling: SamplingParams, family_folder: FolderOf, network: MemoryNetwork
+    family: str, sampling: SamplingParams, with_heads: bool, family_folder: FolderOf, network: MemoryNetwork
 ) -> None:
     """Divided in different places, and nothing of it is computed again."""
     folder = family_folder(family)
 
     async def body(cell: Cell) -> None:
         await cell.move_out(cell.prefill, 1, 2)
-        await cell.move_out(cell.decode, 2, 1)
+        if with_heads:
+            await cell.move_heads_out(cell.prefill, 0)
+            await cell.move_heads_out(cell.decode, 0, 2)
+        else:
+            await cell.move_out(cell.decode, 2, 1)
         answers = await cell.answers(PROMPTS, sampling)
         if sampling.temperature == 0:
             assert_greedy(load_reference(folder), PROMPTS, answers)
@@ -71,12 +76,16 @@ def test_moves_at_any_moment_of_exports_and_fetches(seed: int, family_folder: Fo
 
         async def there_and_back(worker: StoringWorker) -> None:
             placement, host = worker.engine.placement, cell.host_of(worker).name
-            if placement is None:
+            if placement is None and rng.random() < 0.5:
+                await cell.move_heads_out(worker, *sorted(rng.sample(range(3), rng.randint(1, 3))))
+            elif placement is None:
                 first = rng.choice([1, 2])
                 await cell.move_out(worker, first, 3 - first)
-            else:
-                layers = placement.layers_on(host)
+            elif layers := placement.layers_on(host):
                 await cell.move_back(worker, layers[0], rng.randint(1, len(layers)))
+            else:
+                layers = tuple(layer for layer, _ in placement.lanes_on(host))
+                await cell.move_heads_back(worker, *layers[: rng.randint(1, len(layers))])
 
         async def before(_: int) -> None:
             if rng.random() < 0.3 and all(move.done() for move in moves):
