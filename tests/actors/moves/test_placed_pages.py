@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine.module_transfer import PageChunk, read_chunk
+from actors.engine.staging import StagedCopies
 from actors.kv_pages import PagesUnavailableError
 from actors.moves import placed_pages
 from actors.moves.page_links import PageLinks
 from actors.moves.placed_pages import PlacedPages, pieces_on
 from actors.moves.questions import Kind
 from kv.part_range import PartRange
+from load_tests.deferred_streams import DeferredStreams
 from migrate.links.calls import LinkCalls
 from migrate.links.memory_network import MemoryNetwork
 from migrate.moves import LayerMove
@@ -184,3 +188,28 @@ def test_a_question_of_an_older_placement_is_refused(kind: Kind, make_worker: Ma
     ask(2)  # it was told of version 1, and this one leaves it what it has
     with pytest.raises(PagesUnavailableError, match="placement version 0; here it is 1"):
         ask(0)
+
+
+class Lazy(random.Random):
+    """The device does nothing that nobody waits for."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_pages_are_filled_when_a_write_returns(is_divided: bool, make_worker: MakeWorker) -> None:
+    """On a device that copies later than it is told to, too: a move may read them next."""
+    home, host = make_worker("home"), make_worker("host")
+    join(home, host)
+    if is_divided:
+        put_last_layers(home, host, 1)
+    engine, words = home.engine, home.engine.loaded.arena.page_words
+    staged = StagedCopies(words, DeferredStreams(Lazy()), num_slots=2, slot_bytes=3 * engine.loaded.layout.page_bytes)
+    engine.loaded = replace(engine.loaded, copies=staged)
+    part = replace(whole(home), num_blocks=2)
+    pages = PlacedPages(engine, PageLinks(home.calls), WAIT_S)
+    pages.write(part, [4, 9], np.full(part.shape(engine.loaded.layout), 7.0, np.float32))
+    lanes = engine.loaded.lanes
+    for layer in range(part.num_layers - is_divided):
+        assert (engine.loaded.arena.pages[lanes.pages(layer)[:, [4, 9]]] == 7.0).all()
