@@ -75,6 +75,11 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._snapshot: LoadSnapshot = LoadSnapshot()
         self._engine, grammars, folder = await asyncio.to_thread(_make_engine, settings)
+        self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
+        self._defect: str | None = None
+        self._moves: WorkerMoves | None = None
+        if settings.moves is not None:
+            self._start_moves(settings.moves, folder)
         self._exchange = KvExchange(
             self._engine.loaded,
             FetchRates(lambda: self._rate.per_s, step_s=lambda: self._engine.counters.mean_step_s),
@@ -82,8 +87,8 @@ class Worker:
             fetch_timeout_s=settings.fetch_timeout_s,
             publish_timeout_s=_PULL_STEPS * settings.pull_timeout_s,
             shares_prefixes=settings.share_prefixes,
+            pages=None if self._moves is None else self._moves.pages(settings.fetch_timeout_s),
         )
-        self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
         actor = ray.get_runtime_context().current_actor
         stores_answers = settings.role == "decode" and settings.share_prefixes
         self._requests = RequestTracker(
@@ -94,10 +99,6 @@ class Worker:
             grammars,
             max_publishing_answers=settings.max_publishing_answers if stores_answers else 0,
         )
-        self._defect: str | None = None
-        self._moves: WorkerMoves | None = None
-        if settings.moves is not None:
-            self._start_moves(settings.moves, folder)
         # A turn without work, so that the first report does not wait for the first request.
         await asyncio.wrap_future(self._thread.call(lambda _: None))
         self._metrics = RayExporter()
@@ -255,7 +256,7 @@ class Worker:
             self._connector,
             folder,
             limits,
-            deliver=self._requests.take_turn,
+            deliver=lambda result: self._requests.take_turn(result),
             on_failure=self._fail,
         )
 

@@ -23,6 +23,8 @@ class EngineCounters:
     """Tokens run again because of a preemption."""
     fetched_tokens: int = 0
     """Tokens whose KV was brought in from outside."""
+    early_starts: int = 0
+    """Requests that could be computed while their KV still arrived."""
     generated_tokens: int = 0
     finished_requests: int = 0
     aborted_requests: int = 0

@@ -7,6 +7,7 @@ are under way at a time; they end in the order in which they began.
 What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
 are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes). Where a
 device does its work later than it is given it, the sequence's and the export's `mark` says when that holds for it too.
+Where lanes may move, such a copy passes `copy_gate`, and looks within it where the lanes are (`placement`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from actors.engine.answers import Answers, why_unlike
 from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
+from actors.engine.copy_gate import CopyGate
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
@@ -87,6 +89,8 @@ class Engine:
             min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
         )
         self.grants = Grants(loaded, self.scheduler, self.early_exports)
+        self.copy_gate = CopyGate()
+        """Closed by whoever changes the placement: see `EngineThread.hold_steps`."""
         self.counters = EngineCounters()
         self.clock = StepClock(waits_in_layers=loaded.arena.pages.device.type != "cuda")
         self.on_news: Callable[[], None] = _ignore
@@ -115,6 +119,13 @@ class Engine:
     def graphs(self) -> DecodeGraphs | None:
         """The captured decode steps; None where every step is run operator by operator."""
         return self._runner.graphs
+
+    @property
+    def placement(self) -> Placement | None:
+        """What lies where; None while everything is here. From any thread, for as long as a copy lasts that has passed
+        `copy_gate`."""
+        route = self._in_flight.route
+        return None if route is None else route.placement
 
     @property
     def has_work(self) -> bool:
@@ -196,8 +207,13 @@ class Engine:
 
     def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request is on its way, first layers first: it is
-        computed meanwhile. `fetched` follows in any case. False when the request is gone."""
-        return self.scheduler.arriving(request_id, num_tokens, incoming)
+        computed meanwhile. `fetched` follows in any case. False when the request is gone, or layers lie elsewhere: the
+        step would wait for the worker that has them to take its KV in, and that one, in a step of its own, for this
+        one."""
+        if self.placement is not None or not self.scheduler.arriving(request_id, num_tokens, incoming):
+            return False
+        self.counters.early_starts += 1
+        return True
 
     def fetched(self, request_id: str, num_tokens: int) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or is
@@ -294,15 +310,18 @@ class Engine:
         self, placement: Placement, remote: RemoteStages | None = None, heads: RemoteHeads | None = None
     ) -> None:
         """From the next step on layers and heads lie as `placement` says. Its home is this engine's worker; `remote` is
-        the way to the others' layers, and `heads` that to their heads of layers at home.
+        the way to the others' layers, and `heads` that to their heads of layers at home. Unless all are at home,
+        requests that were to be computed while their KV arrives wait for all of it.
 
         Raises:
-            RuntimeError: steps are in flight.
+            RuntimeError: steps are in flight, or other threads copy pages.
             ValueError: another model's placement, one that is not newer than the last, layers or heads at home that are
                 not here, heads elsewhere of a layer that is not at home, or no way to other workers.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
+        if self.copy_gate.num_under_way:
+            raise RuntimeError(f"{self.copy_gate.num_under_way} copies of pages are under way; close the gate first")
         spec, stages = self.loaded.spec, stages_of(placement)
         if (placement.num_layers, placement.num_kv_heads) != (spec.num_layers, spec.num_kv_heads):
             raise ValueError(
@@ -327,6 +346,8 @@ class Engine:
         head_route = HeadRoute(placement, heads) if heads is not None and heads_away else None
         self._in_flight.route = None if placement.is_home else Route(placement, stages, remote, head_route)
         self._placement_version = placement.version
+        if not placement.is_home:
+            self._await_arrivals()
         # Heads elsewhere are waited for within a layer: further steps in flight would gain nothing.
         self.scheduler.max_steps_in_flight = self.config.max_steps_in_flight if layers_away else 1
 
@@ -339,25 +360,24 @@ class Engine:
         steps may begin. Nobody finds what is in their blocks.
 
         Args:
-            all_content: all KV that was ever computed here is void, that of other requests too: so it is when a worker
-                with some of it is gone.
+            all_content: all KV that was ever computed here is void, that of other requests and of exports too: so it
+                is when a worker with some of it is gone. The exports end: nothing that was read of them counts.
 
         Raises:
             RuntimeError: steps are in flight.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; requests begin anew when all have ended")
+        if all_content:
+            self.early_exports.end_all()
         self.scheduler.recompute_lost(all_content=all_content)
         self.failure = None
 
     def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
         are in use by others. Fetches that the broken step planned are in the result."""
-        arriving = [s for s in self._answers.sequences.values() if s.incoming is not None]
-        for sequence in arriving:
-            if not sequence.num_in_flight:  # else it is in another step, which finds out whether its KV came
-                self._answers.return_to_fetching(sequence)
-        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
+        self._await_arrivals()
+        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING]
         return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
 
     def fail_longer_than(self, num_tokens: int, reason: str) -> StepResult:
@@ -369,6 +389,11 @@ class Engine:
             if s.status is not Status.FETCHING and s.num_prompt_tokens + s.request.sampling.max_tokens > num_tokens
         ]
         return StepResult([self._answers.fail(sequence, reason) for sequence in too_long])
+
+    def _await_arrivals(self) -> None:
+        """Those whose KV still arrives are computed when all of it is there."""
+        for sequence in [s for s in self.scheduler.running if s.incoming is not None]:
+            self.scheduler.return_to_fetching(sequence)
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""

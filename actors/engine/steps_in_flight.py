@@ -151,14 +151,12 @@ class StepsInFlight:
         step.num_stages += 1
         if stage.worker == placement.home:
             route = self.route.heads
-            heads = StepHeads(route, step.plan.step_id, packed, self._fresh_blocks(step.plan)) if route else None
+            heads = StepHeads(route, step.plan.step_id, packed, step.plan.fresh_blocks) if route else None
             step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers, heads)
             self.layer_steps.update(stage.layers)
             self._finish(step)
             return
         assert self.route.remote is not None
-        # What arrives for those layers is there before they are run elsewhere.
-        self._runner.wait_for(step.plan, stage.layers[-1])
         hidden, step.hidden = step.hidden, None
         work = StageWork(
             placement.home,
@@ -167,7 +165,7 @@ class StepsInFlight:
             stage.layers,
             packed,
             hidden.to("cpu").contiguous(),
-            torch.tensor(self._fresh_blocks(step.plan), dtype=torch.int64),
+            torch.tensor(step.plan.fresh_blocks, dtype=torch.int64),
         )
 
         def done(answer: StageDone) -> None:
@@ -218,16 +216,3 @@ class StepsInFlight:
             step.failure = StageFailure(error.worker, step.plan.step_id, error.reason)
         except Exception as error:  # out of memory, a kernel's refusal: raised where the step ends, in its turn
             step.error = error
-
-    def _fresh_blocks(self, plan: StepPlan) -> list[int]:
-        """Those of the plan's that no fetch writes to. It may do so before the work is run; what it does not fill of
-        a block, it has to clear."""
-        if not plan.fetches:
-            return plan.fresh_blocks
-        tokens = self._runner.block_tokens
-        fetched = {
-            block
-            for fetch in plan.fetches
-            for block in fetch.sequence.block_ids[fetch.first_token // tokens : -(-fetch.last_token // tokens)]
-        }
-        return [block for block in plan.fresh_blocks if block not in fetched]

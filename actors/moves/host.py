@@ -82,6 +82,12 @@ def _hosted(engine: Engine, question: Question) -> HostedInstance:
     return hosted
 
 
+def _check_version(hosted: HostedInstance, question: Question) -> None:
+    version = question.message.version
+    if hosted.version is None or version < hosted.version:
+        raise QuestionError(f"the question has placement version {version}; here it is {hosted.version}")
+
+
 def _run_stage(engine: Engine, question: Question) -> Reply:
     hosted = _hosted(engine, question)
     work = decode_work(question.message.meta, question.message.tensors, hosted.limits)
@@ -129,8 +135,12 @@ def _write_weights(engine: Engine, question: Question) -> Reply:
 def _write_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
     (data,) = _tensors(question, 1)
+    if hosted.version is not None:  # else nothing is served from here yet: it moves here
+        _check_version(hosted, question)
     with hosted.lock:
         write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
+        engine.loaded.copies.computed()
+        hosted.dirty_blocks.wrote(chunk.blocks)
     return b"", ()
 
 
@@ -154,6 +164,7 @@ def _read_weights(engine: Engine, question: Question) -> Reply:
 
 def _read_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
+    _check_version(hosted, question)
     with hosted.lock:
         return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
 

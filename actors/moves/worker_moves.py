@@ -20,6 +20,8 @@ from actors.moves.head_links import HeadLinks
 from actors.moves.host import MoveHost
 from actors.moves.instance_home import InstanceHome
 from actors.moves.layer_moves import LayerMoves
+from actors.moves.page_links import PageLinks
+from actors.moves.placed_pages import PlacedPages
 from actors.moves.questions import Kind
 from actors.moves.repair import Repairs
 from actors.moves.stage_links import StageLinks
@@ -60,6 +62,7 @@ class WorkerMoves:
     ) -> None:
         spec, block_tokens, tokens = engine.loaded.spec, engine.block_tokens, engine.max_context_tokens
         self._limits = limits
+        self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._thread = thread
         self._epochs: dict[str, int] = {}
@@ -83,6 +86,11 @@ class WorkerMoves:
             engine.grants.promised_blocks = -(-tokens // block_tokens)
 
         thread.call(promise)
+
+    def pages(self, timeout_s: float) -> PlacedPages:
+        """The instance's pages, wherever they lie, for whoever brings KV in and gives it away. `timeout_s`: see
+        `PlacedPages`."""
+        return PlacedPages(self._engine, PageLinks(self._calls), timeout_s)
 
     async def link(self, peer: str, epoch: int) -> None:
         """Makes a link to `peer`, which does the same. What the two have of each other's over an earlier one ends.
