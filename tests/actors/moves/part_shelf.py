@@ -55,7 +55,7 @@ class PartShelf:
             setattr(self, name, _Method(getattr(self, f"_{name}")))
 
     def address(self) -> StoreAddress:
-        return StoreAddress(self, {"s": self}, "s")
+        return StoreAddress((self,), {"s": self}, "s")
 
     def kv_of(self, key: bytes) -> NDArray[Any]:
         """[layers, heads, 2, block_tokens, head_dim] of a block."""

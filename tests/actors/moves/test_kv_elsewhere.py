@@ -132,13 +132,17 @@ def test_blocks_that_were_copied_early_and_then_given_to_a_fetch_are_copied_agai
 ) -> None:
     """The fetch has written to them before the switch, and ends after it."""
     folder = family_folder("llama")
-    earlier, later = make_prompt(200, 1), make_prompt(200, 2)
+    later = make_prompt(200, 100)
 
     async def body(cell: Cell) -> None:
         cell.decode.tokens_per_s = 1e9  # no early start, whose step the move would wait for
         if direction == "back":
             await cell.move_out(cell.decode, 1, 2)
-        await cell.decode.serve(EngineRequest("earlier", earlier, greedy(4), owner="earlier"))
+        blocks = cell.decode.engine.blocks
+        while not blocks.num_evictions:  # until every block has content
+            name = f"earlier {blocks.num_cached}"
+            await cell.decode.serve(EngineRequest(name, make_prompt(200, blocks.num_cached), greedy(4), owner=name))
+        evicted = blocks.num_evictions
         pause = Pause(cell.decode.moves)
         move = asyncio.create_task((cell.move_out if direction == "out" else cell.move_back)(cell.decode, 1, 2))
         await pause.has_copied.wait()
@@ -159,7 +163,7 @@ def test_blocks_that_were_copied_early_and_then_given_to_a_fetch_are_copied_agai
         assert cell.decode.exchange.misses == {}
         may_come.set()
         assert_greedy(load_reference(folder), [later], [await answering])
-        assert cell.decode.engine.blocks.num_evictions > 0
+        assert blocks.num_evictions > evicted
         assert cell.num_checked(cell.decode, later) == len(later) // 16
         assert cell.decode.engine.counters.fetched_tokens == len(later)
 

@@ -18,8 +18,14 @@ from tests.engine_driver import greedy, make_prompt
 from tests.reference import assert_greedy, load_reference
 
 EARLIER, FETCHED, RUNNING = make_prompt(200, 1), make_prompt(33, 2), make_prompt(40, 3)
-SMALLER = 16
-"""Blocks that are left."""
+BLOCKS, SMALLER = 32, 16
+"""Blocks of the pool, also while layers are away, and those that are left when they are back."""
+
+
+def hold_at(engine: Engine, host: str, num_blocks: int) -> None:
+    """A pool that layers have left grows."""
+    assert not engine.grants.shrink_pool(num_blocks)
+    engine.grants.limit_blocks(host, num_blocks)
 
 
 async def live_blocks(cell: Cell, name: str) -> list[int]:
@@ -59,6 +65,8 @@ def test_blocks_that_are_fetched_into_stay_where_they_are(
         await cell.move_out(decode, 1, 2)
         fingerprint = decode.engine.loaded.fingerprint
         await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
+        host = cell.host_of(decode).name
+        await decode.ask_engine(lambda engine: hold_at(engine, host, BLOCKS))
         order = {"running": compute, "fetched": fetch} if is_in_the_way else {"fetched": fetch, "running": compute}
         asked, blocks = {}, {}
         for name, ask in order.items():
@@ -80,4 +88,4 @@ def test_blocks_that_are_fetched_into_stay_where_they_are(
         assert decode.engine.counters.fetched_tokens == len(FETCHED)
         await decode.ask_engine(lambda engine: engine.release("another"))
 
-    run(folder, network, body, config_of(blocks=32))
+    run(folder, network, body, config_of(blocks=BLOCKS))
