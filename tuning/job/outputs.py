@@ -123,6 +123,8 @@ def _gains(result: SearchResult, inputs: JobInputs, baseline: EvaluatedPoint | N
     compared_with = f"{inputs.baseline_dram_gib:,} GiB of DRAM"
     if instances := baseline_instances(inputs):
         compared_with += f" and {instances}"
+    if not baseline.evaluation.is_feasible:
+        compared_with += " (over a limit)"
     for index, (name, each) in enumerate(extremes(result.front).items()):
         # A throughput has a minus sign among the objectives.
         before, value = abs(baseline.evaluation.objectives[index]), abs(each.evaluation.objectives[index])
