@@ -106,7 +106,7 @@ def test_gains_are_said_in_words(folder: Path, report: JobReport, capsys: pytest
     assert again.choice.chosen is not None
     per_hour = again.points[again.choice.chosen].bill.per_hour
     assert f"within the limits: cost_per_hour {per_hour:.4g} of at most 4.2\n" in said.out
-    # Without --base-config: one line for the three settings that it would have.
+    # Without --base-config: one line for the settings that it would have.
     assert said.err.count("not given") == 1
 
 
@@ -163,7 +163,7 @@ def test_a_base_that_differs_from_what_was_simulated_is_warned_of_by_name(
 ) -> None:
     settings = {
         "model": "meta-llama/Llama-2-13b-hf",
-        "engine": {"block_tokens": 256, "max_batch_tokens": 8192},
+        "engine": {"block_tokens": 256, "max_batch_tokens": 8192, "max_running_requests": 256},
         "monolithic": {"engine": {"max_batch_tokens": 4096}},
     }
     base = {"applications": [{"name": "equipoise", "import_path": "app.builder:build", "args": settings}]}
@@ -184,7 +184,11 @@ def test_a_base_that_differs_from_what_was_simulated_is_warned_of_by_name(
         assert any(message in warning for warning in found.warnings)
 
     settings |= {"model": str(folder), "monolithic": {}}
-    settings["engine"] = {"block_tokens": found.trace.block_tokens, "max_batch_tokens": 8192}
+    settings["engine"] = {
+        "block_tokens": found.trace.block_tokens,
+        "max_batch_tokens": 8192,
+        "max_running_requests": 256,
+    }
     (folder / "base.yaml").write_text(yaml.safe_dump(base))
     status, found = run(folder, *options, out="agrees")
     assert status == CHOSEN
