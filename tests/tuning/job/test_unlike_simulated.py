@@ -17,7 +17,7 @@ from tuning.simulator.settings import Mode
 from tuning.trace.generator import SyntheticTraffic, generate
 
 TRACE = generate(SyntheticTraffic(1, 4, requests_per_s=1.0, prefixes=1, turns=1.0, think_s=1.0))
-ENGINE = {"max_batch_tokens": 8192, "block_tokens": TRACE.block_tokens}
+ENGINE = {"max_batch_tokens": 8192, "max_running_requests": 256, "block_tokens": TRACE.block_tokens}
 
 
 def evaluator(mode: Mode = "static", model: str = "llama-2-13b") -> DeploymentEvaluator:
@@ -48,20 +48,20 @@ def test_the_same_model_under_the_names_of_both(there: str, simulated: str) -> N
 def test_another_model_or_none_is_named(there: object) -> None:
     (warning,) = unlike_simulated({"model": there, "engine": ENGINE}, evaluator())
     if there is None:
-        assert warning.startswith(
-            "model is not given in the configuration to serve with (--base-config), and simulated"
-        )
-        assert "simulated was model llama-2-13b: predictions" in warning
+        assert warning.startswith("model is not given in the configuration to serve with, which will take the app")
+        assert "Simulated was model llama-2-13b: give a --base-config" in warning
     else:
         assert warning.startswith(f"model is {there!r} ")
         assert "and llama-2-13b was simulated" in warning
+        assert warning.endswith("simulate that one with --model, or give another --base-config")
 
 
 def test_all_that_is_not_given_is_one_line() -> None:
     (warning,) = unlike_simulated({}, evaluator())
     assert warning == (
-        "model, max_batch_tokens and block_tokens are not given in the configuration to serve with (--base-config), "
-        "and simulated was model llama-2-13b, max_batch_tokens 8192, block_tokens 16: predictions may be off"
+        "model, max_batch_tokens, max_running_requests and block_tokens are not given in the configuration to serve "
+        "with, which will take the application's defaults. Simulated was model llama-2-13b, max_batch_tokens 8192, "
+        "max_running_requests 256, block_tokens 16: give a --base-config that says so"
     )
 
 
@@ -70,13 +70,22 @@ def test_all_that_is_not_given_is_one_line() -> None:
     [
         ("static", {"prefill": {"engine": {"max_batch_tokens": 4096}}}, ["max_batch_tokens"]),
         ("static", {"decode": {"engine": {"max_batch_tokens": 256}}}, []),
+        ("static", {"decode": {"engine": {"max_running_requests": 64}}}, ["max_running_requests"]),
+        ("static", {"prefill": {"engine": {"max_running_requests": 64}}}, []),
+        ("monolithic", {"monolithic": {"engine": {"max_running_requests": 64}}}, ["max_running_requests"]),
         ("monolithic", {"monolithic": {"engine": {"block_tokens": 256}}}, ["block_tokens"]),
         ("monolithic", {"engine": {"block_tokens": 256}}, ["block_tokens", "max_batch_tokens"]),
     ],
 )
-def test_settings_of_the_role_that_computes_prompts_are_compared(
+def test_settings_of_the_role_that_they_matter_to_are_compared(
     mode: Mode, roles: dict[str, Any], different: list[str]
 ) -> None:
     settings = {"model": "llama-2-13b", "engine": ENGINE} | roles
     warnings = unlike_simulated(settings, evaluator(mode))
     assert [warning.partition(" ")[0] for warning in warnings] == different
+
+
+def test_a_batch_that_differs_is_named_with_the_option_that_simulates_it() -> None:
+    settings = {"model": "llama-2-13b", "engine": ENGINE | {"max_batch_tokens": 4096}}
+    (warning,) = unlike_simulated(settings, evaluator())
+    assert "simulate it with --max-batch-tokens 4096, or" in warning
