@@ -23,8 +23,8 @@ class StoreAddress:
     """The global store as a worker on one node sees it. Of the moment it was given: a worker asks again now and then,
     and until it does, blocks in the store of a new node are a miss."""
 
-    directory: Any
-    """Handle of the `DirectoryActor`."""
+    directory: tuple[Any, ...]
+    """Handles of the `DirectoryActor`s, for `DirectoryClient`."""
     stores: dict[str, Any]
     """Handles of the `NodeStore` actors by id (their node's): what a reader may have to fetch from."""
     local_store_id: str
@@ -37,8 +37,8 @@ class RosterView:
 
     version: int
     members: tuple[Member, ...]
-    directory: Any
-    """Handle of the `DirectoryActor`; None without a global store."""
+    directory: tuple[Any, ...]
+    """Handles of the `DirectoryActor`s, for `DirectoryClient`; none without a global store."""
 
 
 def address_of(member: Member) -> WorkerAddress:

@@ -2,7 +2,7 @@
 
 One replica. It owns the directory and the node stores, so that they live as long as it does and end with the app. When
 it restarts, workers join again by themselves and the store begins empty. When one of the actors crashes, Ray starts it
-again under the same handle: a directory then knows no block, and a store has none.
+again under the same handle: a shard of the directory then knows no block, and a store has none.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.addresses import RosterView, StoreAddress, address_of
+from actors.moves.control_links import ControlLinks
 from actors.object_store_room import room_problem
 from actors.store_settings import StoreSettings
+from actors.worker_settings import MoveLimits
 from kv.directory_actor import DirectoryActor
+from kv.directory_client import DirectoryClient
 from kv.node_store import NodeStore
 from kv.ray_failures import GONE_FOR_GOOD
 from kv.store_stats import StoreStats
+from migrate.move_report import MoveFailedError, MoveReport
+from migrate.moves import Move
+from migrate.placement_state import PlacementState
 from migrate.roster import Member, Roster
 
 _STORE_ACTOR = {"max_restarts": -1, "enable_task_events": False}
@@ -39,14 +45,18 @@ logger = logging.getLogger("ray.serve")
 class ControlServer:
     """See the module."""
 
-    def __init__(self, store: StoreSettings | None) -> None:
-        """`store` None: no global store (monolithic mode)."""
+    def __init__(self, store: StoreSettings | None, moves: MoveLimits | None = None) -> None:
+        """`store` None: no global store (monolithic mode). `moves` None: layers stay where they are."""
         self._roster = Roster()
+        self._links = None if moves is None else ControlLinks(self._roster, moves)
         self._settings = store
-        self._directory: Any = None
+        shard: Any = DirectoryActor
+        self._shards: tuple[Any, ...] = ()
         if store is not None:
-            directory: Any = DirectoryActor
-            self._directory = directory.options(**_STORE_ACTOR).remote(store.policy)
+            self._shards = tuple(
+                shard.options(**_STORE_ACTOR).remote(store.policy, number) for number in range(store.directory_shards)
+            )
+        self._directory = DirectoryClient(self._shards)
         self._stores: dict[str, Any] = {}
         self._changed = asyncio.Condition()
         self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -61,13 +71,13 @@ class ControlServer:
             here = NodeAffinitySchedulingStrategy(node_id, soft=False)
             self._stores[node_id] = store.options(scheduling_strategy=here, **_STORE_ACTOR).remote(
                 node_id,
-                self._directory,
+                self._shards,
                 self._settings.dram_bytes,
                 disk=self._settings.disk,
                 pull_timeout_s=self._settings.pull_timeout_s,
                 layer_groups=self._settings.layer_groups,
             )
-        return StoreAddress(self._directory, dict(self._stores), node_id)
+        return StoreAddress(self._shards, dict(self._stores), node_id)
 
     async def join(self, member: Member) -> None:
         """Lets a worker in (again): from now on it is sent requests. Raises RosterError."""
@@ -91,6 +101,8 @@ class ControlServer:
             death.cancel()
         if self._roster.leave(worker_id, epoch):
             logger.info("worker %s left", worker_id)
+            if self._links is not None:
+                self._links.left(worker_id)
             await self._tell()
 
     async def suspect(self, worker_id: str, epoch: int) -> None:
@@ -103,28 +115,40 @@ class ControlServer:
         async with self._changed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._roster.version != version), timeout_s)
-        return RosterView(self._roster.version, self._roster.members(), self._directory)
+        return RosterView(self._roster.version, self._roster.members(), self._shards)
+
+    async def order_move(self, move: Move, home: str) -> MoveReport:
+        """Has a move of the instance of worker `home` made. Raises MoveFailedError."""
+        if self._links is None:
+            raise MoveFailedError(f"{move}: layers move in mode balanced only")
+        return await self._links.order(move, home)
+
+    async def placements(self) -> dict[str, PlacementState]:
+        """What each worker says of where its instance lies; of none where layers do not move."""
+        return {} if self._links is None else await self._links.placements()
 
     async def check_health(self) -> None:
         """Serve asks now and then. A store that is gone for good (Ray does not start one again that was killed on
         purpose, or whose node is lost) is forgotten, and made anew for the next worker of its node that joins. The
-        directory cannot be replaced under those who have its handle: raising replaces this replica, and all with it."""
+        directory's shards cannot be replaced under those who have their handles: raising replaces this replica, and all
+        with it."""
         for store_id, store in list(self._stores.items()):
             if await _is_gone(store):
                 logger.warning("the store of node %s is gone", store_id)
                 # Who does not know it any more could not find out; and what is listed is not stored again.
-                with contextlib.suppress(RayError, TimeoutError):
-                    await asyncio.wait_for(self._directory.drop_store.remote(store_id), _PING_TIMEOUT_S)
+                self._directory.drop_store(store_id)
                 del self._stores[store_id]
-        if self._directory is not None and await _is_gone(self._directory):
-            raise RuntimeError("the directory is gone")
+        gone = await asyncio.gather(*map(_is_gone, self._shards))
+        if any(gone):
+            raise RuntimeError(f"shard {gone.index(True)} of the directory is gone")
 
     async def store_stats(self) -> dict[str, Any]:
-        """Counters of the directory and, by node, what `stats_of_store` says; empty without a store."""
-        if self._directory is None:
+        """Counters of the directory, all shards together, and by node what `stats_of_store` says; empty without a
+        store."""
+        if not self._shards:
             return {}
         stores = {store_id: await stats_of_store(store) for store_id, store in list(self._stores.items())}
-        return {"directory": await self._directory.stats.remote(), "stores": stores}
+        return {"directory": await self._directory.stats(), "stores": stores}
 
     async def __del__(self) -> None:
         """Serve calls this when it stops the replica, and with it the stores: what waits for a disk is written first,

@@ -70,16 +70,31 @@ class EngineThread:
         return self._enqueue(self._drained_inbox, function)
 
     def hold_steps(self) -> Future[None]:
-        """No step begins from now on until `resume_steps`, while calls go on; done when none is in flight. Holds add
-        up."""
+        """No step begins from now on until `resume_steps`, while calls go on; done when none is in flight and no other
+        thread copies pages, which from then on none begins to do either (see `Engine.copy_gate`). Holds add up."""
+        held: Future[None] = Future()
         with self._wake:
             self._num_holds += 1
-        return self.call_drained(lambda _: None)
+
+        def drained(future: Future[None]) -> None:
+            if (error := future.exception()) is not None:
+                held.set_exception(error)
+                return
+            # Not before: a step may be waiting for what is being copied.
+            with self._wake:
+                if self._num_holds:
+                    self._engine.copy_gate.close()
+            self._engine.copy_gate.when_idle(lambda: _finish(held))
+
+        self.call_drained(lambda _: None).add_done_callback(drained)
+        return held
 
     def resume_steps(self) -> None:
-        """Ends one hold."""
+        """Ends one hold, whether it was done or not."""
         with self._wake:
             self._num_holds -= 1
+            if self._num_holds == 0:
+                self._engine.copy_gate.open()
             self._wake.notify()
 
     def _enqueue(self, inbox: deque[_Call], function: Callable[[Engine], T]) -> Future[T]:
@@ -181,3 +196,8 @@ class EngineThread:
         except Exception as error:  # out of memory, a kernel's refusal: the requests end, the worker lives on
             logger.exception("a step failed; its requests are ended")
             return False, engine.fail_all(f"the worker's step failed: {type(error).__name__}: {error}")
+
+
+def _finish(future: Future[None]) -> None:
+    if future.set_running_or_notify_cancel():  # else whoever waited for it has given up
+        future.set_result(None)

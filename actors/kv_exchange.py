@@ -21,11 +21,11 @@ from actors.engine.device_event import DeviceEvent
 from actors.engine.exports import Export
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import LoadedModel
-from actors.engine.page_io import read_pages
 from actors.engine.request import EngineRequest
 from actors.exchange_counts import ExchangeCounts
 from actors.fetch_rates import FetchRates
 from actors.found_prefix import FoundPrefix, tail_of, without_leading
+from actors.kv_pages import KvPages, LocalPages, PagesUnavailableError
 from actors.messages import HandOver
 from actors.page_writer import PageWriter
 from kv.directory_client import DirectoryClient
@@ -61,9 +61,11 @@ class KvExchange:
         fetch_timeout_s: float,
         publish_timeout_s: float,
         shares_prefixes: bool = True,
+        pages: KvPages | None = None,
     ) -> None:
         """`publish_timeout_s`: above what a pull takes whose own time limits all run out, since it is for a store that
-        answers nothing at all. `shares_prefixes` False: nothing is looked up but what was handed over."""
+        answers nothing at all. `shares_prefixes` False: nothing is looked up but what was handed over. `pages`: where
+        the KV is; None stands for the worker's own, which never move."""
         self.misses: Counter[str] = Counter()
         """By metric label: why something was not fetched, or the store not reached."""
         self.refusals: Counter[str] = Counter()
@@ -72,6 +74,7 @@ class KvExchange:
         self.rates = rates
         """Fed by every fetch."""
         self._loaded = loaded
+        self._pages = LocalPages(loaded) if pages is None else pages
         self._lease_s = lease_s
         self._fetch_timeout_s = fetch_timeout_s
         self._publish_timeout_s = publish_timeout_s
@@ -87,7 +90,7 @@ class KvExchange:
     def use_store(self, store: StoreAddress) -> None:
         """The store to deal with from now on (it may have been restarted)."""
         directory = None if self._store is None else self._store.directory
-        if directory is None or directory.actor != store.directory:
+        if directory is None or directory.shards != store.directory:
             directory = DirectoryClient(store.directory)
         self._store = _StoreLink(directory, store.stores, store.local_store_id)
 
@@ -207,7 +210,7 @@ class KvExchange:
             runs = runs[: len(lookup.slices)]
         end_block, tail_tokens = lookup.num_blocks, 0
         tail, lease_id = found.tail, found.lookup.lease_id
-        writer = PageWriter(self._loaded, after)
+        writer = PageWriter(self._pages, after)
         failures: list[str] = []
 
         def lose(label: str, num_blocks: int) -> None:
@@ -246,6 +249,9 @@ class KvExchange:
                 self.counts.fetched(runs, self.tokens_in(max(0, end_block - first_block)))
             is_whole = end_block == lookup.num_blocks
             return max(first_block, end_block) * layout.block_tokens + (tail_tokens if is_whole else 0)
+        except PagesUnavailableError:
+            lose("pages_away", first_block)
+            return first_token
         except STORE_FAILURES as error:
             lose(failure_label(error), first_block)
             return first_token
@@ -308,14 +314,15 @@ class KvExchange:
         return receipt
 
     def export(self, ranges: Sequence[PartRange], held: Export) -> list[NDArray[np.uint8]]:
-        """The encoded parts of what an export holds, one for each range; blocks until they are copied."""
+        """The encoded parts of what an export holds, one for each range; blocks until they are copied. Raises
+        PagesUnavailableError when some of it is on another worker and cannot be had."""
         layout, parts = self._loaded.layout, []
         for part in ranges:
             stop = part.first_block + part.num_blocks
             last = min(held.num_tokens - (stop - 1) * layout.block_tokens, layout.block_tokens)
             header = PartHeader(layout, self._loaded.fingerprint, part, held.keys[part.first_block : stop], last)
             draft = draft_part(header)
-            read_pages(self._loaded, part, held.block_ids, draft.payload, held.mark)
+            self._pages.read(part, held.block_ids, draft.payload, held.mark)
             parts.append(draft.seal())
         return parts
 

@@ -9,8 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from actors.engine.device_event import DeviceEvent
-from actors.engine.loading import LoadedModel
-from actors.engine.page_io import write_pages
+from actors.kv_pages import KvPages
 from kv.part_range import PartRange
 
 
@@ -21,17 +20,17 @@ class PageWriter:
         after: how far the device must have come before the blocks may be written: their sequence's `mark`.
     """
 
-    def __init__(self, loaded: LoadedModel, after: DeviceEvent | None) -> None:
-        self._loaded = loaded
+    def __init__(self, pages: KvPages, after: DeviceEvent | None) -> None:
+        self._pages = pages
         self._after = after
         self._copied: DeviceEvent | None = None
 
     async def write(self, part: PartRange, block_ids: Sequence[int], payload: NDArray[Any]) -> DeviceEvent | None:
         """Copies a part. The pages are filled when the device comes to the event that is returned, and at the return
-        where there is none. When cancelled it ends after the copy that was begun."""
+        where there is none. When cancelled it ends after the copy that was begun. Raises PagesUnavailableError."""
 
         def copy() -> None:
-            self._copied = write_pages(self._loaded, part, block_ids, payload, self._after)
+            self._copied = self._pages.write(part, block_ids, payload, self._after)
 
         await _to_the_end(copy)
         return self._copied

@@ -225,7 +225,6 @@ class RequestTracker:
         tracked.found = None
 
         def begin(num_tokens: int, incoming: LayerArrival) -> None:
-            self.counts["early_starts"] += 1
             self._thread.call(lambda engine: engine.arriving(request_id, num_tokens, incoming))
 
         early = self._exchange.early_start(fetch.sequence.num_tokens - fetch.last_token, begin)

@@ -22,3 +22,5 @@ class StoreSettings:
     """Until taking a worker's parts over is given up."""
     layer_groups: int
     """Groups of layers that KV is stored in, at least; fewer where the parts would be too small."""
+    directory_shards: int
+    """Actors that the directory is divided over."""

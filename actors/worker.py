@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util import get_node_ip_address
 
 from actors.addresses import StoreAddress
 from actors.engine.config import EngineConfig
@@ -23,11 +26,15 @@ from actors.messages import Submission, WorkerFacts, WorkerMessage
 from actors.model_source import resolve_model
 from actors.outbox import Outbox
 from actors.worker_metrics import worker_readings
-from actors.worker_settings import WorkerSettings
+from actors.worker_settings import MoveLimits, WorkerSettings
 from kv.metrics.ray_exporter import RayExporter
 from kv.metrics.table import Readings
 from kv.part_range import PartRange
 from migrate.load import RateEstimate
+from migrate.move_report import MoveFailedError, MoveReport
+from migrate.moves import Move
+from migrate.placement_state import PlacementState
+from migrate.worker_reading import WorkerReading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
     from actors.engine.engine import Engine, StepResult
     from actors.engine.grammar import Grammars
     from actors.load_report import LoadSnapshot
+    from actors.moves.worker_moves import WorkerMoves
+    from migrate.links.rendezvous import RendezvousAddress
 
 _RATE_HALF_LIFE_TOKENS = 4096.0
 _HOUSEKEEPING_PERIOD_S = 1.0
@@ -65,7 +74,12 @@ class Worker:
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._snapshot: LoadSnapshot = LoadSnapshot()
-        self._engine, grammars = await asyncio.to_thread(_make_engine, settings)
+        self._engine, grammars, folder = await asyncio.to_thread(_make_engine, settings)
+        self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
+        self._defect: str | None = None
+        self._moves: WorkerMoves | None = None
+        if settings.moves is not None:
+            self._start_moves(settings.moves, folder)
         self._exchange = KvExchange(
             self._engine.loaded,
             FetchRates(lambda: self._rate.per_s, step_s=lambda: self._engine.counters.mean_step_s),
@@ -73,8 +87,8 @@ class Worker:
             fetch_timeout_s=settings.fetch_timeout_s,
             publish_timeout_s=_PULL_STEPS * settings.pull_timeout_s,
             shares_prefixes=settings.share_prefixes,
+            pages=None if self._moves is None else self._moves.pages(settings.fetch_timeout_s),
         )
-        self._thread = EngineThread(self._engine, self._after_turn, on_failure=self._after_failure)
         actor = ray.get_runtime_context().current_actor
         stores_answers = settings.role == "decode" and settings.share_prefixes
         self._requests = RequestTracker(
@@ -142,24 +156,50 @@ class Worker:
         """Does not return before `close`; fails the moment the process dies or its engine does, which is what callers
         wait for."""
         await self._closed.wait()
-        if self._thread.failure is not None:
-            raise RuntimeError(f"worker {self._worker_id}: {self._thread.failure}")
+        problem = self._thread.failure or self._defect
+        if problem is not None:
+            raise RuntimeError(f"worker {self._worker_id}: {problem}")
 
     async def close(self) -> None:
         """Ends the engine; the actor may be killed then."""
         self._closed.set()
         self._housekeeper.cancel()
+        if self._moves is not None:
+            await asyncio.to_thread(self._moves.close)
         await asyncio.to_thread(self._thread.stop)
 
     async def check_health(self, stall_timeout_s: float) -> None:
         """Raises RuntimeError when a turn of the engine takes longer than that, its thread ended, or its books do not
         add up."""
-        problem = self._thread.failure or self._thread.defect
+        problem = self._thread.failure or self._thread.defect or self._defect
         stalled_s = self._thread.stalled_s()
         if problem is None and stalled_s > stall_timeout_s:
             problem = f"a step has been running for {stalled_s:.0f} s"
         if problem is not None:
             raise RuntimeError(f"worker {self._worker_id}: {problem}")
+
+    async def link(self, peer: str, epoch: int, rendezvous: RendezvousAddress) -> None:
+        """Makes a link to another worker, which does the same. Raises LinkError, or MoveFailedError where layers do not
+        move."""
+        moves = self._need_moves()
+        self._connector.rendezvous = rendezvous
+        await moves.link(peer, epoch)
+
+    async def link_epoch(self, peer: str) -> int | None:
+        """Of the link to another worker, if there is one that lives."""
+        return self._need_moves().link_epoch(peer)
+
+    async def unlink(self, peer: str) -> None:
+        """Another worker has left, and will not come back under its id."""
+        self._need_moves().unlink(peer)
+
+    async def move(self, move: Move) -> MoveReport:
+        """Makes a move of this worker's instance. The link to the other end must be there. Raises MoveFailedError."""
+        return await self._need_moves().move(move)
+
+    async def placement_state(self) -> PlacementState:
+        """Where its instance lies, and what it does for others. Raises MoveFailedError where layers do not move."""
+        return await self._need_moves().state()
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges, all numbers, some of them by tier or by metric label."""
@@ -193,6 +233,43 @@ class Worker:
             "store_misses": dict(self._exchange.misses + self._exchange.refusals),
         }
 
+    async def reading(self) -> WorkerReading:
+        """For the controller of moves: what this worker has done, and what its steps cost."""
+        from actors.planner_reading import take_reading
+
+        def read(engine: Engine) -> WorkerReading:
+            return take_reading(self._worker_id, engine, time.monotonic())
+
+        return await asyncio.wrap_future(self._thread.call(read))
+
+    def _start_moves(self, limits: MoveLimits, folder: Path) -> None:
+        from actors.moves.worker_moves import WorkerMoves
+        from migrate.links.interface import LinkSettings
+        from migrate.links.late_connector import LateConnector
+
+        links = LinkSettings(limits.link_timeout_s, connect_timeout_s=limits.link_timeout_s)
+        self._connector = LateConnector(self._worker_id, get_node_ip_address(), links)  # type: ignore[no-untyped-call]
+        self._moves = WorkerMoves(
+            self._worker_id,
+            self._thread,
+            self._engine,
+            self._connector,
+            folder,
+            limits,
+            deliver=lambda result: self._requests.take_turn(result),
+            on_failure=self._fail,
+        )
+
+    def _need_moves(self) -> WorkerMoves:
+        if self._moves is None:
+            raise MoveFailedError(f"worker {self._worker_id}: layers move in mode balanced only")
+        return self._moves
+
+    def _fail(self, reason: str) -> None:
+        """It is of no use any more, and whoever waits for its end is told."""
+        self._defect = reason
+        self._closed.set()
+
     def _after_turn(self, engine: Engine, result: StepResult) -> None:
         """In the engine's thread, after each of its turns."""
         from actors.load_report import take_snapshot
@@ -205,6 +282,8 @@ class Worker:
             share = result.prefill_tokens / (result.prefill_tokens + result.decode_tokens)
             self._rate.update(result.prefill_tokens, result.duration_s * share)
         self._requests.take_turn(result)
+        if result.failure is not None and self._moves is not None:
+            self._moves.stage_failed(result.failure)
 
     def _after_failure(self) -> None:
         """In the engine's thread, at its end."""
@@ -221,6 +300,8 @@ class Worker:
                 num_freed = self._requests.abort_owner(owner)
                 logger.warning("ingress %s is silent; its %d requests are freed", owner, num_freed)
             self._requests.forget_old()
+            if self._moves is not None:
+                self._moves.expire()
             elapsed_s += _HOUSEKEEPING_PERIOD_S
             if elapsed_s >= self._settings.lease_s / 3:
                 elapsed_s = 0.0
@@ -229,7 +310,13 @@ class Worker:
     def _readings(self) -> Readings:
         """Without waiting for the engine's thread, which counts meanwhile: each number by itself is right."""
         return worker_readings(
-            self._settings.role, self._engine.counters, self._exchange.counts, dict(self._exchange.misses)
+            self._settings.role,
+            self._worker_id,
+            self._engine.counters,
+            self._snapshot,
+            self._engine.scheduler.num_preemptions,
+            self._exchange.counts,
+            dict(self._exchange.misses),
         )
 
     def _in_loop(self, function: Any, *arguments: Any) -> None:
@@ -237,7 +324,7 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *arguments)
 
 
-def _make_engine(settings: WorkerSettings) -> tuple[Engine, Grammars]:
+def _make_engine(settings: WorkerSettings) -> tuple[Engine, Grammars, Path]:
     import torch
 
     from actors.engine.engine import Engine
@@ -248,4 +335,4 @@ def _make_engine(settings: WorkerSettings) -> tuple[Engine, Grammars]:
     config: EngineConfig = settings.engine
     folder = resolve_model(settings.model).path
     loaded = load_model(folder, config)
-    return Engine(loaded, config), Grammars(folder, loaded.spec.vocab_size, loaded.spec.eos_token_ids)
+    return Engine(loaded, config), Grammars(folder, loaded.spec.vocab_size, loaded.spec.eos_token_ids), folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from actors.engine.counters import EngineCounters
 from actors.exchange_counts import ExchangeCounts
@@ -11,12 +12,26 @@ from kv.metrics.readings import failure_readings
 from kv.metrics.table import Readings
 from migrate.load import Role
 
+if TYPE_CHECKING:
+    from actors.load_report import LoadSnapshot
+
 
 def worker_readings(
-    role: Role, engine: EngineCounters, exchange: ExchangeCounts, misses: Mapping[str, int]
+    role: Role,
+    worker_id: str,
+    engine: EngineCounters,
+    load: LoadSnapshot,
+    num_preemptions: int,
+    exchange: ExchangeCounts,
+    misses: Mapping[str, int],
 ) -> Readings:
     """`misses`: by metric label, without what the store refused, which it counts itself."""
     readings: Readings = {
+        (table.RUNNING, (role, worker_id)): load.running_requests,
+        (table.WAITING, (role, worker_id)): load.waiting_requests,
+        (table.KV_BLOCKS, (role, worker_id)): load.total_blocks,
+        (table.KV_USED, (role, worker_id)): load.live_blocks,
+        (table.PREEMPTIONS, (role,)): num_preemptions,
         (table.PREFIX_QUERIES, (role,)): engine.prompt_tokens,
         (table.PREFIX_HITS, (role, "device")): engine.device_hit_tokens,
         (table.LOOKUPS, (role,)): exchange.lookups,

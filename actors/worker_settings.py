@@ -9,6 +9,18 @@ from migrate.load import Role
 
 
 @dataclass(frozen=True, slots=True)
+class MoveLimits:
+    """Time limits where layers move between workers; the same for all of an application."""
+
+    link_timeout_s: float = 10.0
+    """See `LinkSettings.timeout_s`."""
+    answer_timeout_s: float = 30.0
+    """A peer that has not answered by then, or run its part of a step, is lost."""
+    move_timeout_s: float = 60.0
+    """A move that is not made by then is given up."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSettings:
     """One worker's."""
 
@@ -33,5 +45,7 @@ class WorkerSettings:
     """Prior of the measured rate."""
     owner_silence_s: float = 10.0
     """An ingress that has not asked for so long is gone; its requests are freed."""
+    moves: MoveLimits | None = None
+    """None: layers stay at home, and nothing is paid for it."""
     epoch: int = 0
     """Of the worker id in the roster. Every replica has an id of its own, so its first life is its only one."""

@@ -7,10 +7,11 @@ from typing import Any
 from ray.serve import Application
 
 from actors.control import ControlServer
+from actors.controller_server import ControllerServer
 from actors.engine.config import EngineConfig
 from actors.servers import JOIN_TIMEOUT_S, DecodeServer, MonolithicServer, PrefillServer
 from actors.store_settings import StoreSettings
-from actors.worker_settings import WorkerSettings
+from actors.worker_settings import MoveLimits, WorkerSettings
 from app.ingress import Ingress
 from app.settings import AppSettings, EngineSettings, load_settings
 from kv.disk.settings import DiskSettings
@@ -37,8 +38,9 @@ def build(args: dict[str, Any]) -> Application:
         num_replicas=1,
         health_check_period_s=_HEALTH_PERIOD_S,
         logging_config={"enable_access_log": False},  # its callers are ours, and call every few seconds
-    ).bind(store)
+    ).bind(store, _move_limits(settings))
     workers = [_bind_workers(settings, role, control) for role in settings.roles]
+    controller = _bind_controller(settings, control) if settings.mode == "balanced" else None
     ingress = settings.ingress
     return Ingress.options(
         num_replicas=ingress.replicas,
@@ -46,7 +48,16 @@ def build(args: dict[str, Any]) -> Application:
         # The ingress rejects by itself, with a reason and a time to come again.
         max_ongoing_requests=_NO_LIMIT,
         health_check_period_s=_HEALTH_PERIOD_S,
-    ).bind(settings.model_dump(exclude_unset=True), control, workers)
+    ).bind(settings.model_dump(exclude_unset=True), control, workers, controller)
+
+
+def _bind_controller(settings: AppSettings, control: Any) -> Any:
+    return ControllerServer.options(
+        num_replicas=1,
+        ray_actor_options={"num_cpus": _SHELL_CPUS},
+        health_check_period_s=_HEALTH_PERIOD_S,
+        logging_config={"enable_access_log": False},  # what it does is in its log, and who asks is in the ingress's
+    ).bind(settings.moves.controller(), control)
 
 
 def _store_settings(settings: AppSettings) -> StoreSettings:
@@ -64,7 +75,15 @@ def _store_settings(settings: AppSettings) -> StoreSettings:
         policy=store.policy(),
         pull_timeout_s=store.pull_timeout_s,
         layer_groups=store.layer_groups,
+        directory_shards=store.directory_shards,
     )
+
+
+def _move_limits(settings: AppSettings) -> MoveLimits | None:
+    links = settings.moves.links
+    if settings.mode != "balanced":
+        return None
+    return MoveLimits(links.timeout_s, links.answer_timeout_s, links.move_timeout_s)
 
 
 def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
@@ -81,6 +100,7 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
         pull_timeout_s=settings.store.pull_timeout_s,
         share_prefixes=settings.store.share_prefixes,
         max_publishing_answers=settings.store.max_publishing_answers,
+        moves=_move_limits(settings),
     )
     # One bundle for shell and Worker together: they share a node, and the Worker takes what the shell leaves.
     bundle = {"CPU": max(workers.num_cpus, _SHELL_CPUS), **({"GPU": num_gpus} if num_gpus else {})}

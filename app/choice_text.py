@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from actors.engine.request import FINISH_LENGTH, FINISH_STOP, TokenEvent, TokenLogprobs
@@ -25,6 +25,8 @@ class Piece:
     text_offsets: list[int] = field(default_factory=list)
     """Characters of the choice's text before each token."""
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One for each token of the prompt, on the first piece, when they were asked for."""
 
 
 class ChoiceText:
@@ -40,16 +42,20 @@ class ChoiceText:
         skip_special_tokens: bool,
         echoed_prompt: Sequence[int] | None,
         after_text: bool,
+        shown_ids: Collection[int] = (),
     ) -> None:
-        """`echoed_prompt`: the prompt's tokens come first in the text, as `echo` asks. `after_text`: see the
-        detokenizer; a completion's first token keeps its leading space."""
+        """`echoed_prompt`: the prompt's tokens come first in the text, as `echo` asks. `after_text`, `shown_ids`: see
+        the detokenizer; a completion's first token keeps its leading space."""
         self.index = index
         self.completion_tokens = 0
         self.ended = False
         self._table = table
         self._skip_special_tokens = skip_special_tokens
         self._detokenizer = IncrementalDetokenizer(
-            table, skip_special_tokens=skip_special_tokens, after_text=after_text and echoed_prompt is None
+            table,
+            skip_special_tokens=skip_special_tokens,
+            after_text=after_text and echoed_prompt is None,
+            shown_ids=shown_ids,
         )
         self._stops = StopMatcher(stops, include_in_output=include_stop)
         self._echoed_prompt = echoed_prompt
@@ -57,7 +63,7 @@ class ChoiceText:
 
     def take(self, event: TokenEvent) -> Piece:
         """The piece that a token event gives. After one with a finish reason the choice has `ended`."""
-        piece = Piece(self.index)
+        piece = Piece(self.index, prompt_logprobs=event.prompt_logprobs)
         if self._echoed_prompt is not None:
             self._echo(piece, self._echoed_prompt, event.prompt_logprobs)
             self._echoed_prompt = None

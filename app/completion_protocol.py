@@ -20,6 +20,13 @@ Prompt = str | tuple[int, ...]
 """Text, or token ids (not negative; whether they are in the vocabulary is checked with the vocabulary at hand)."""
 
 
+_Text = Annotated[str, Field(min_length=1)]
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_Many = Field(min_length=1, max_length=MAX_PROMPTS)
+_PromptInput = _Text | _TokenIds | Annotated[list[_Text], _Many] | Annotated[list[_TokenIds], _Many]
+"""For the API's description."""
+
+
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     allowed = f"a string, a list of token ids, or a list of at most {MAX_PROMPTS} of these, none of them empty"
     if isinstance(value, str) or _are_token_ids(value):
@@ -49,9 +56,10 @@ class CompletionRequest(GenerationRequest):
 
     _harmless: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": (None, "")}
 
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)] = Field(
-        description=f"a string, a list of token ids, or a list of at most {MAX_PROMPTS} of these"
-    )
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        PlainValidator(_prompts, json_schema_input_type=_PromptInput),
+    ] = Field(description=f"a string, a list of token ids, or a list of at most {MAX_PROMPTS} of these")
     max_tokens: int | None = Field(
         None, ge=0, le=MAX_COUNT, description="a whole number of at least 1, or 0 together with 'echo'"
     )
@@ -69,6 +77,12 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and not self.echo:
             message = "'max_tokens' is 0, which is only allowed with 'echo': true. It must be at least 1."
             raise invalid_request(message, param="max_tokens")
+        if self.prompt_logprobs is not None and self.echo and self.logprobs not in (None, self.prompt_logprobs):
+            message = (
+                f"'prompt_logprobs' is {self.prompt_logprobs} and 'logprobs' is {self.logprobs}, which with 'echo' is "
+                "for the prompt too. Give the same number."
+            )
+            raise invalid_request(message, param="prompt_logprobs")
         if len(self.prompt) * self.choices > MAX_SEQUENCES:
             message = (
                 f"{len(self.prompt)} prompts with 'n' {self.choices} make {len(self.prompt) * self.choices} sequences; "
@@ -83,4 +97,4 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompt_logprob_count(self) -> int | None:
-        return self.logprobs if self.echo else None
+        return self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs

@@ -19,6 +19,7 @@ from app.settings_block import SettingsBlock
 
 logger = logging.getLogger(__name__)
 
+
 class SamplingSettings(SettingsBlock):
     """Defaults of the fields with the same names in a request."""
 

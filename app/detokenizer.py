@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from app.token_bytes import TokenBytes
 
@@ -20,12 +21,21 @@ class IncrementalDetokenizer:
     byte is one U+FFFD.
 
     `after_text`: the tokens continue a text (a completion of a prompt), so the first one keeps its leading space:
-    then prompt + pieces is what decoding prompt and answer together gives.
+    then prompt + pieces is what decoding prompt and answer together gives. `shown_ids`: special tokens that are not
+    skipped.
     """
 
-    def __init__(self, token_bytes: TokenBytes, *, skip_special_tokens: bool = True, after_text: bool = False) -> None:
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        *,
+        skip_special_tokens: bool = True,
+        after_text: bool = False,
+        shown_ids: Collection[int] = (),
+    ) -> None:
         self._token_bytes = token_bytes
         self._skip_special_tokens = skip_special_tokens
+        self._shown_ids = shown_ids
         self._first = not after_text
         self._strip_left = 0 if after_text else token_bytes.strip_count
         self._decoder = codecs.getincrementaldecoder("utf-8")(token_bytes.decode_errors)
@@ -33,7 +43,7 @@ class IncrementalDetokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is incomplete or the token is skipped."""
         table = self._token_bytes
-        if self._skip_special_tokens and table.is_special(token_id):
+        if self._skip_special_tokens and table.is_special(token_id) and token_id not in self._shown_ids:
             return ""
         raw = table.of(token_id, first=self._first)
         if self._first and table.in_vocabulary(token_id):

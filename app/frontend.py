@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -27,13 +28,18 @@ from app.key_limits import KeyUse
 from app.openai_errors import model_not_found, unavailable
 from app.openai_protocol import GenerationRequest, to_sampling
 from app.prompt_tokens import answer_tokens, check_token_ids, encode_prompt
+from app.request_metrics import RequestMetrics
+from app.request_spans import RequestSpans
 from app.roster_watch import RosterWatch
 from app.sequence_flow import SequenceFlow, SequencePlan
+from app.sequence_times import SequenceTimes
 from app.settings import AppSettings
 from app.token_bytes import TokenBytes
 from app.tokenize_protocol import DetokenizeBody, TokenizeBody
+from app.tool_use import ToolUse, tool_use
 from kv.directory_client import DirectoryClient
 from kv.keys import block_keys
+from kv.metrics.ray_exporter import EXPORT_PERIOD_S, RayExporter
 from migrate.admission import AdmissionPolicy
 from migrate.dispatch import make_policy
 from migrate.roster import Member
@@ -76,17 +82,24 @@ class Frontend:
         self._members: tuple[Member, ...] = ()
         self._directory: DirectoryClient | None = None
         self._watch = RosterWatch(control, self._on_roster)
+        self._metrics = RequestMetrics(model_name)
+        self._spans = None if ingress.tracing is None else RequestSpans(ingress.tracing, model_name)
         self._sweeper = asyncio.create_task(self._sweep())
+        self._exporting = asyncio.create_task(self._export())
 
     def generation(self, request: GenerationRequest, principal: Principal) -> Generation:
         """The answer to a chat or a completion, ready to run. Raises ApiError for whatever is wrong with the
         request."""
+        arrived_s = time.perf_counter()
         self._check_model(request.model)
         if isinstance(request, CompletionRequest):
-            return self._completion(request, principal)
+            return self._completion(request, principal, arrived_s)
         if isinstance(request, ChatCompletionRequest):
+            tools = tool_use(self._tokenizer, request)
             prompt = render_chat(self._tokenizer, request)
-            return self._generation(request, [prompt], principal, default_tokens=None, after_text=False)
+            return self._generation(
+                request, [prompt], principal, arrived_s, default_tokens=None, after_text=False, tools=tools
+            )
         raise TypeError(f"{type(request).__name__} is no kind of request that is answered")
 
     def hold_key(self, principal: Principal) -> AbstractContextManager[None]:
@@ -145,22 +158,27 @@ class Frontend:
     async def stop(self) -> None:
         """Ends all background work."""
         self._sweeper.cancel()
+        self._exporting.cancel()
         await self._watch.stop()
         self.dispatcher.stop()
 
-    def _completion(self, request: CompletionRequest, principal: Principal) -> Generation:
+    def _completion(self, request: CompletionRequest, principal: Principal, arrived_s: float) -> Generation:
         vocab_size = self._facts().vocab_size
         prompts = [encode_prompt(self._tokenizer, prompt, vocab_size=vocab_size) for prompt in request.prompt]
-        return self._generation(request, prompts, principal, default_tokens=DEFAULT_MAX_TOKENS, after_text=True)
+        return self._generation(
+            request, prompts, principal, arrived_s, default_tokens=DEFAULT_MAX_TOKENS, after_text=True
+        )
 
     def _generation(
         self,
         request: GenerationRequest,
         prompts: Sequence[tuple[int, ...]],
         principal: Principal,
+        arrived_s: float,
         *,
         default_tokens: int | None,
         after_text: bool,
+        tools: ToolUse | None = None,
     ) -> Generation:
         facts, context_tokens = self._facts(), self.context_tokens
         salt = derive_salt(principal.salt, request.cache_salt)
@@ -182,6 +200,8 @@ class Frontend:
                     random_seed=(seed + prompt_index) % 2**64,
                     choice_index=choice_index,
                 )
+                if tools is not None:
+                    sampling = replace(sampling, grammar=tools.grammar)
                 engine_request = EngineRequest(
                     f"{base}-{index}",
                     prompt,
@@ -198,19 +218,20 @@ class Frontend:
                     skip_special_tokens=request.skips_special_tokens,
                     echoed_prompt=prompt if echo else None,
                     after_text=after_text,
+                    shown_ids=() if tools is None else tools.marker_ids,
                 )
-                choices.append(Choice(engine_request, text))
+                choices.append(Choice(engine_request, text, SequenceTimes(arrived_s)))
             groups.append(choices)
-        return Generation(groups, self._start)
+        return Generation(groups, self._start, self._metrics, self._spans, tools)
 
-    def _start(self, request: EngineRequest, admitted: asyncio.Event) -> SequenceFlow:
-        facts = self._facts()
+    def _start(self, choice: Choice, admitted: asyncio.Event) -> SequenceFlow:
+        facts, request = self._facts(), choice.request
         block_tokens = facts.layout.block_tokens
         keys: tuple[bytes, ...] = ()
         if request.sampling.prompt_logprobs is None:
             keys = tuple(block_keys(request.prompt_token_ids, block_tokens, facts.fingerprint, request.salt))
         plan = SequencePlan(block_tokens, keys, self._cached_tokens, self.settings.mode != "monolithic")
-        return SequenceFlow(request, plan, self.dispatcher, admitted)
+        return SequenceFlow(request, plan, self.dispatcher, admitted, choice.times)
 
     async def _cached_tokens(self, keys: tuple[bytes, ...]) -> int:
         if not keys or self._directory is None:
@@ -236,7 +257,7 @@ class Frontend:
         # Without workers the last known facts stay: requests are then queued rather than refused.
         self._members = view.members or self._members
         # Where prefill workers look nothing up, what is stored saves them nothing.
-        is_shared = view.directory is not None and self.settings.store.share_prefixes
+        is_shared = bool(view.directory) and self.settings.store.share_prefixes
         self._directory = DirectoryClient(view.directory) if is_shared else None
         self.dispatcher.update_members(view.members)
 
@@ -247,3 +268,9 @@ class Frontend:
         while True:
             await asyncio.sleep(_SWEEP_PERIOD_S)
             self.dispatcher.expire()
+
+    async def _export(self) -> None:
+        exporter, dispatcher = RayExporter(), self.dispatcher
+        while True:
+            await asyncio.sleep(EXPORT_PERIOD_S)
+            exporter.export(self._metrics.readings(queued=dispatcher.num_waiting, inflight=dispatcher.num_inflight))

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.engine.request import EngineRequest
 from app.choice_text import ChoiceText, Piece
 from app.openai_responses import usage
+from app.request_metrics import Ending, RequestMetrics
+from app.request_spans import RequestSpans
 from app.sequence_flow import SequenceFlow
+from app.sequence_times import SequenceTimes
+from app.tool_use import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +28,28 @@ class Choice:
 
     request: EngineRequest
     text: ChoiceText
+    times: SequenceTimes = field(default_factory=SequenceTimes)
 
 
 class Generation:
     """Runs the choices of one request. Iterate over `pieces` once; leaving it early frees all sequences everywhere."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[Choice]], start: Callable[[EngineRequest, asyncio.Event], SequenceFlow]
+        self,
+        prompts: Sequence[Sequence[Choice]],
+        start: Callable[[Choice, asyncio.Event], SequenceFlow],
+        metrics: RequestMetrics,
+        spans: RequestSpans | None = None,
+        tools: ToolUse | None = None,
     ) -> None:
-        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event."""
+        """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event. `tools`:
+        for whoever writes the answers out; the pieces are the model's own text."""
+        self.tools = tools
         self._prompts = prompts
         self._admitted = asyncio.Event()
         self._start = start
+        self._metrics = metrics
+        self._spans = spans
         self._cached_tokens = [0] * len(prompts)
 
     def usage(self) -> dict[str, object]:
@@ -97,13 +111,32 @@ class Generation:
             merged.put_nowait(_first_of(errors))
 
     async def _run(self, prompt_index: int, choice: Choice) -> AsyncGenerator[Piece]:
-        async with aclosing(self._start(choice.request, self._admitted).events()) as events:
+        async with aclosing(self._start(choice, self._admitted).events()) as events:
             async for event in events:
                 if event.cached_tokens is not None and choice is self._prompts[prompt_index][0]:
                     self._cached_tokens[prompt_index] = event.cached_tokens
-                yield choice.text.take(event)
+                    self._metrics.prompt(len(choice.request.prompt_token_ids))
+                if event.token_id is not None:
+                    self._metrics.token(choice.times)
+                piece = choice.text.take(event)
+                if piece.finish_reason is not None:
+                    self._ended(choice, piece.finish_reason)
+                yield piece
                 if choice.text.ended:
                     return
+
+    def give_up(self, reason: Ending) -> None:
+        """To be called once when nobody reads `pieces` any more: counts the choices that have not ended."""
+        for choice in (choice for choices in self._prompts for choice in choices):
+            if not choice.text.ended:
+                self._ended(choice, reason)
+
+    def _ended(self, choice: Choice, reason: Ending) -> None:
+        self._metrics.ended(choice.times, reason)
+        if self._spans is not None:
+            request = choice.request
+            prompt_tokens, answer_tokens = len(request.prompt_token_ids), choice.text.completion_tokens
+            self._spans.ended(request.request_id, choice.times, prompt_tokens, answer_tokens, reason)
 
 
 def _first_of(errors: ExceptionGroup[Exception]) -> Exception:

@@ -105,6 +105,11 @@ def model_not_found(given: str, served: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, message, INVALID_REQUEST, "model", "model_not_found")
 
 
+def no_embeddings() -> ApiError:
+    message = "This server's model generates text and makes no embeddings. Ask a server of an embedding model."
+    return invalid_request(message, code="unsupported_endpoint")
+
+
 def overloaded(reason: str, *, retry_after_s: float = 1.0) -> ApiError:
     message = f"The server is overloaded: {reason}. Try again later."
     return ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, RATE_LIMIT, None, "server_overloaded", retry_after_s)

@@ -50,6 +50,23 @@ def completion_logprobs(
     }
 
 
+def prompt_logprobs(
+    positions: Sequence[TokenLogprobs | None], table: TokenBytes
+) -> list[dict[str, dict[str, Any]] | None]:
+    """The prompt's, in vLLM's form: by token id, the most likely tokens and the prompt's own. A `rank` counts from 1;
+    that of a token which is none of the most likely is not known."""
+    return [None if position is None else _by_token_id(position, table) for position in positions]
+
+
+def _by_token_id(position: TokenLogprobs, table: TokenBytes) -> dict[str, dict[str, Any]]:
+    entries = {
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": table.text(token_id)}
+        for rank, (token_id, logprob) in enumerate(position.top, start=1)
+    }
+    own = {"logprob": _finite(position.logprob), "rank": None, "decoded_token": table.text(position.token_id)}
+    return {**entries, str(position.token_id): entries.get(str(position.token_id), own)}
+
+
 def _top_by_text(position: TokenLogprobs, table: TokenBytes) -> dict[str, float]:
     top: dict[str, float] = {}
     for token_id, logprob in (*position.top, (position.token_id, position.logprob)):

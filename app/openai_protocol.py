@@ -10,15 +10,21 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from actors.engine.request import SamplingParams
 from app.default_sampling import DefaultSampling
 from app.openai_errors import invalid_request, shortened, unsupported
 from app.request_parsing import must_be
-from app.structured_output import response_format_grammar, structured_outputs_grammar
+from app.structured_output import (
+    RESPONSE_FORMAT_SCHEMA,
+    STRUCTURED_OUTPUTS_SCHEMA,
+    response_format_grammar,
+    structured_outputs_grammar,
+)
 
 MAX_CHOICES = 64
 MAX_STOPS = 16
@@ -34,7 +40,6 @@ GREEDY_BELOW_TEMPERATURE = 1e-5
 NO_EFFECT = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",  # without tools there are no calls
         "prediction",  # a hint for speed
         "prompt_cache_key",
         "prompt_cache_options",
@@ -46,6 +51,17 @@ NO_EFFECT = frozenset(
     }
 )
 """Accepted whatever they hold, and ignored: they do not change the answer."""
+
+
+# What the API's description says of fields that functions check.
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+_StopsInput = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None
+_TokenIdsInput = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKEN_IDS)] | None
+_TokenIdInput = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
+_BiasInput = Annotated[float, Field(ge=-100, le=100)]
+_LogitBiasInput = Annotated[dict[_TokenIdInput, _BiasInput], Field(max_length=MAX_LOGIT_BIAS)] | None
+_ResponseFormatInput = Annotated[dict[str, Any], WithJsonSchema(RESPONSE_FORMAT_SCHEMA)] | None
+_StructuredOutputsInput = Annotated[dict[str, Any], WithJsonSchema(STRUCTURED_OUTPUTS_SCHEMA)] | None
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -112,11 +128,13 @@ class GenerationRequest(BaseModel):
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description=f"a whole number from 1 to {MAX_CHOICES}")
     stream: bool | None = Field(None, description="true or false")
     stream_options: StreamOptions | None = Field(None, description='an object such as {"include_usage": true}')
-    stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(_stops, json_schema_input_type=_StopsInput)] = ()
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="a whole number of 64 bits, from -2^63 to 2^63-1")
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False, description="a number from -2 to 2")
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False, description="a number from -2 to 2")
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
+    logit_bias: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_logit_bias, json_schema_input_type=_LogitBiasInput)
+    ] = ()
 
     top_k: int | None = Field(None, ge=-1, le=MAX_COUNT, description="a whole number; 0 or -1 switches it off")
     min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1")
@@ -125,34 +143,37 @@ class GenerationRequest(BaseModel):
     )
     min_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="a whole number of at least 0")
     ignore_eos: bool | None = Field(None, description="true or false")
-    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(_stop_token_ids)] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...], PlainValidator(_stop_token_ids, json_schema_input_type=_TokenIdsInput)
+    ] = ()
     include_stop_str_in_output: bool | None = Field(None, description="true or false")
     skip_special_tokens: bool | None = Field(None, description="true (the default) or false")
-    response_format: Annotated[str | None, PlainValidator(response_format_grammar)] = None
+    response_format: Annotated[
+        str | None, PlainValidator(response_format_grammar, json_schema_input_type=_ResponseFormatInput)
+    ] = None
     """As the grammar that it stands for."""
-    structured_outputs: Annotated[str | None, PlainValidator(structured_outputs_grammar)] = None
+    structured_outputs: Annotated[
+        str | None, PlainValidator(structured_outputs_grammar, json_schema_input_type=_StructuredOutputsInput)
+    ] = None
     """The same."""
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description=f"a whole number from 0 to {MAX_LOGPROBS}"
+    )
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="a string of 1 to 256 characters")
 
     @model_validator(mode="before")
     @classmethod
     def _sift_fields(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        known = cls.model_fields.keys() | NO_EFFECT | cls._harmless.keys()
-        unknown = [name for name in data if name not in known]
-        if unknown:
-            raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
-        for name, values in cls._harmless.items():
-            if name in data and data[name] not in values:
-                off = " or ".join(json.dumps(value) for value in values if value is not None)
-                raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
-        return {name: value for name, value in data.items() if name in cls.model_fields}
+        return sifted(data, cls.model_fields.keys(), cls._harmless) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise invalid_request("'stream_options' is only allowed with 'stream': true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid_request(
+                "'prompt_logprobs' come with a whole answer only. Leave out 'stream'.", param="prompt_logprobs"
+            )
         if self.response_format is not None and self.structured_outputs is not None:
             raise invalid_request(
                 "'response_format' and 'structured_outputs' both say what the answer keeps to. Give one of them.",
@@ -202,7 +223,21 @@ class GenerationRequest(BaseModel):
     @property
     def prompt_logprob_count(self) -> int | None:
         """The same for the prompt's tokens."""
-        return None
+        return self.prompt_logprobs
+
+
+def sifted(data: dict[str, Any], fields: Collection[str], harmless: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Those of `fields` that a request has. Raises ApiError 400 for others, unless they are in `NO_EFFECT`, or hold
+    what `harmless` has for them."""
+    known = {*fields, *NO_EFFECT, *harmless}
+    unknown = [name for name in data if name not in known]
+    if unknown:
+        raise invalid_request(_unrecognized(unknown, known), param=unknown[0][:64], code="unknown_parameter")
+    for name, values in harmless.items():
+        if name in data and data[name] not in values:
+            off = " or ".join(json.dumps(value) for value in values if value is not None)
+            raise unsupported(name, f"Leave it out{f' or set it to {off}' if off else ''}.")
+    return {name: value for name, value in data.items() if name in fields}
 
 
 def to_sampling(

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-FinishReason = Literal["stop", "length"]
-"""An answer that ended otherwise (abort, error) is an error, never a 200 with a reason of its own."""
+FinishReason = Literal["stop", "length", "tool_calls"]
+"""`tool_calls` takes the place of `stop` in a chat's answer that calls tools. An answer that ended otherwise (abort,
+error) is an error, never a 200 with a reason of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,19 @@ def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0)
 
 
 def chat_choice(
-    index: int, text: str, finish_reason: FinishReason, logprobs: dict[str, Any] | None = None
+    index: int,
+    text: str,
+    finish_reason: FinishReason,
+    logprobs: dict[str, Any] | None = None,
+    tool_calls: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
+    """An answer that only calls has no content."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if tool_calls:
+        message |= {"content": text or None, "tool_calls": list(tool_calls)}
     return {
         "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
+        "message": message,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
     }

@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from app.openai_responses import AnswerHead, FinishReason
+from app.tool_call_parser import ToolCallDelta
 
 DONE = b"data: [DONE]\n\n"
 """Ends a stream that succeeded."""
@@ -33,7 +34,7 @@ class _Stream:
         return known
 
     def _closing(self, finish_reason: FinishReason | None, logprobs: dict[str, Any] | None) -> str:
-        if finish_reason not in (None, "stop", "length"):
+        if finish_reason not in (None, "stop", "length", "tool_calls"):
             raise ValueError(f"{finish_reason!r} is no way for an answer to finish: send an error instead.")
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         values = "null" if logprobs is None else _encode(logprobs)
@@ -45,7 +46,7 @@ class _Stream:
 
 
 class ChatStream(_Stream):
-    """Chunks of one chat answer. For each choice: `begin`, any number of `text`, `end`."""
+    """Chunks of one chat answer. For each choice: `begin`, any number of `text` and `tool_call`, `end`."""
 
     def __init__(self, head: AnswerHead, *, includes_usage: bool = False) -> None:
         super().__init__(head, "chat.completion.chunk", includes_usage=includes_usage)
@@ -57,6 +58,15 @@ class ChatStream(_Stream):
     def text(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
         opening = self._opening(index, '"delta":{"content":')
         return f"{opening}{_encode(text)}}}{self._closing(None, logprobs)}".encode()
+
+    def tool_call(self, index: int, call: ToolCallDelta) -> bytes:
+        opening = self._opening(index, '"delta":{"tool_calls":[')
+        function = {"arguments": call.arguments}
+        document: dict[str, Any] = {"index": call.index, "function": function}
+        if call.name is not None:
+            document = {"index": call.index, "id": call.id, "type": "function"}
+            document["function"] = {"name": call.name, **function}
+        return f"{opening}{_encode(document)}]}}{self._closing(None, None)}".encode()
 
     def end(self, index: int, finish_reason: FinishReason) -> bytes:
         opening = self._opening(index, '"delta":{}')

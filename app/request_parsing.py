@@ -14,7 +14,9 @@ LONG_BODY_BYTES = 32 * 1024
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
-_PRIVATE_FIELDS = frozenset({"messages", "prompt", "stop", "cache_salt", "chat_template_kwargs"})
+_PRIVATE_FIELDS = frozenset(
+    {"messages", "prompt", "input", "instructions", "stop", "cache_salt", "chat_template_kwargs", "tools"}
+)
 """Fields that hold text of the user's: an error tells their size, never their content."""
 _SHOWN_ANYWAY = frozenset({"role", "type"})
 

@@ -18,6 +18,7 @@ from app.generation import Generation
 from app.openai_errors import ApiError, internal, invalid_request, overloaded, timeout, unavailable
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import AnswerHead
+from app.request_metrics import Ending
 from app.sequence_flow import RequestFailedError
 from migrate.admission import RejectReason
 from migrate.view import NoWorkerError
@@ -44,6 +45,7 @@ class RunningAnswer:
         self.is_chat = isinstance(request, ChatCompletionRequest)
         self.wants_logprobs = request.top_logprob_count is not None
         self.head = AnswerHead(f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), model)
+        self.tools = generation.tools
         self._generation = generation
         self._timeout_s = timeout_s
         self._hold = hold
@@ -63,12 +65,14 @@ class RunningAnswer:
                 so_far.logprobs += piece.logprobs
                 so_far.text_offsets += piece.text_offsets
                 so_far.finish_reason = piece.finish_reason
+                so_far.prompt_logprobs = so_far.prompt_logprobs or piece.prompt_logprobs
         return [piece for _, piece in sorted(merged.items())]
 
     async def pieces(self) -> AsyncGenerator[Piece]:
         """The pieces as they come, until the time limit. Raises ApiError for every way to fail. Leaving it early frees
         what the request holds anywhere."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
+        ending: Ending = "abort"  # of what has not ended by itself
         try:
             with self._hold():
                 async with aclosing(self._generation.pieces()) as pieces:
@@ -79,9 +83,19 @@ class RunningAnswer:
                             return
                         yield piece
         except TimeoutError:
+            ending = "timeout"
             raise timeout(self._timeout_s) from None
         except (RefusedError, RequestFailedError, NoWorkerError) as error:
+            ending = "error" if isinstance(error, RequestFailedError) else "refused"
             raise _api_error(error) from error
+        except ApiError:
+            ending = "refused"
+            raise
+        except Exception:
+            ending = "error"
+            raise
+        finally:
+            self._generation.give_up(ending)
 
 
 def _api_error(error: RefusedError | RequestFailedError | NoWorkerError) -> ApiError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from actors.engine.request import FINISH_ERROR, EngineRequest, TokenEvent
 from actors.messages import HandOver, Submission
 from app.dispatcher import Assignment, Dispatcher
+from app.sequence_times import SequenceTimes
 from app.worker_link import WorkerLink, WorkerLostError
 from migrate.view import DispatchRequest
 
@@ -50,14 +51,17 @@ class SequenceFlow:
         plan: SequencePlan,
         dispatcher: Dispatcher,
         admitted: asyncio.Event | None = None,
+        times: SequenceTimes | None = None,
     ) -> None:
         """`admitted` is shared by the sequences of one API request and set once the first of them was admitted. From
-        then on none of them, and no further attempt, is refused for an overload."""
+        then on none of them, and no further attempt, is refused for an overload. `times`: is told when this one was
+        admitted, and when its decode worker had begun."""
         self._admitted = asyncio.Event() if admitted is None else admitted
         self._request = request
         self._plan = plan
         self._dispatcher = dispatcher
         self._outputs = list(request.output_token_ids)
+        self._times = SequenceTimes() if times is None else times
 
     async def events(self) -> AsyncGenerator[TokenEvent]:
         """The sequence's tokens, in order and each once, up to the one with a finish reason.
@@ -69,6 +73,7 @@ class SequenceFlow:
             dispatch_request = await self._dispatch_request(request)
             assignment = await self._dispatcher.admit(dispatch_request, begun=self._admitted.is_set())
             self._admitted.set()
+            self._times.admitted()
             try:
                 async with aclosing(self._attempt(request, assignment)) as events:
                     async for event in events:
@@ -137,6 +142,7 @@ class SequenceFlow:
                     is_taken_over = True
                     if isinstance(delivery, TokenEvent):
                         self._dispatcher.decode_started(request.request_id)
+                        self._times.taken_over()
                         yield delivery
         finally:
             if not is_taken_over:

@@ -22,6 +22,11 @@ from app.yaml_mapping import read_yaml
 
 IMPORT_PATH = "app.builder:build"
 """What an application of ours names as its `import_path`."""
+GRPC_SERVICER = "app.grpc_api.servicer.add_to_server"
+"""What `grpc_options.grpc_servicer_functions` names for our service."""
+_GENERATED_SERVICER = "app.grpc_api.inference_pb2_grpc.add_InferenceServicer_to_server"
+CONTROLLER = "ControllerServer"
+"""The deployment whose `user_config` has settings of `moves`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) 
     one application with our import path, settings that can't be used.
     """
     content = _read_mapping(Path(path))
-    problems = list(unknown_keys(content, ServeDeploySchema))
+    problems = [*unknown_keys(content, ServeDeploySchema), *_servicer_problems(content)]
     try:
         ServeDeploySchema.model_validate(content)
     except ValidationError as error:
@@ -60,9 +65,22 @@ def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) 
         settings = load_settings(ours[0].get("args"), overlay_path)
     except SettingsError as error:
         raise SettingsError(problems + [f"args: {line}" for line in error.problems]) from error
+    problems += _problems_of_live_settings(ours[0], settings)
     if problems:
         raise SettingsError(problems)
     return ServeConfig(content, settings)
+
+
+def _problems_of_live_settings(application: Mapping[str, Any], settings: AppSettings) -> Iterator[str]:
+    """Of what the controller of moves would refuse while it runs."""
+    for deployment in application.get("deployments") or ():
+        given = deployment.get("user_config")
+        if deployment["name"] != CONTROLLER or given is None:
+            continue
+        try:
+            settings.moves.controller().changed(given)
+        except ValueError as error:
+            yield f"deployments: user_config of {CONTROLLER}: {error}"
 
 
 def unknown_keys(content: Mapping[str, Any], schema: type[BaseModel], place: str = "") -> Iterator[str]:
@@ -85,6 +103,16 @@ def unknown_keys(content: Mapping[str, Any], schema: type[BaseModel], place: str
             for i, item in enumerate(value):
                 if isinstance(item, Mapping):
                     yield from unknown_keys(item, inner, f"{here}.{i}")
+
+
+def _servicer_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    options = content.get("grpc_options")
+    named = options.get("grpc_servicer_functions") if isinstance(options, Mapping) else None
+    if isinstance(named, list) and _GENERATED_SERVICER in named:
+        yield (
+            f"grpc_options.grpc_servicer_functions: {_GENERATED_SERVICER} loses the end of some streams that clients "
+            f"leave, and their answers are made for nobody; name {GRPC_SERVICER} in its place"
+        )
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from actors.model_source import DEFAULT_MODEL
 from app.default_sampling import SamplingSettings
+from app.moves_settings import MovesSettings
 from app.overlay import OVERLAY_VARIABLE, merged_with_overlay
 from app.settings_block import SettingsBlock
 from app.settings_error import SettingsError, problems_of, shown
@@ -36,8 +37,6 @@ __all__ = [
     "StoreSettings",
     "load_settings",
 ]
-
-_MODES = ("static", "monolithic")
 
 
 class _EngineFields(SettingsBlock):
@@ -78,6 +77,12 @@ class _EngineFields(SettingsBlock):
         default=512, ge=1, description="Tokens in one step at most, prompt chunks and decoding sequences together."
     )
     max_running_requests: int = Field(default=64, ge=1, description="Sequences in the running batch at most.")
+    max_steps_in_flight: int = Field(
+        default=2,
+        ge=1,
+        description="Steps under way at a time while some layers lie on other workers, so that all of these have "
+        "something to compute (mode balanced).",
+    )
     max_context_tokens: int | None = Field(
         default=None,
         ge=2,
@@ -85,7 +90,13 @@ class _EngineFields(SettingsBlock):
     )
     attention: Literal["auto", "torch", "flash"] = Field(
         default="auto",
-        description="Attention kernels. auto: flash where flash-attn is installed and the device is CUDA, else torch.",
+        description="Attention kernels. auto: flash where flash-attn is installed and the device is CUDA, else "
+        "the worker's own on the CPU, else torch.",
+    )
+    kernels: Literal["auto", "torch"] = Field(
+        default="auto",
+        description="Kernels on the CPU in bfloat16 and float32. auto: the worker's own, which a C++ compiler builds "
+        "at the first start, else torch's.",
     )
     torch_threads: int = Field(default=1, ge=1, description="Threads of one worker's operators on the CPU.")
     cuda_graphs: bool = Field(default=True, description="Record decode steps as CUDA graphs. Not used on the CPU.")
@@ -166,6 +177,12 @@ class IngressSettings(SettingsBlock):
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds until a request that has not ended is cancelled."
     )
+    tracing: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="`module:function` that each ingress replica calls at its start to set up OpenTelemetry; then "
+        "every request leaves spans (docs/metrics.md). null: there are none.",
+    )
     dispatch: DispatchSettings = Field(default_factory=DispatchSettings, description="Choice of workers.")
     stall_timeout_s: float = Field(
         default=30.0,
@@ -201,27 +218,28 @@ class AppSettings(SettingsBlock):
         min_length=1,
         description="Name that clients give as `model`. null: the name that `model` resolves to.",
     )
-    mode: Literal["static", "monolithic"] = Field(
+    mode: Literal["static", "monolithic", "balanced"] = Field(
         default="static",
-        description="static: prefill and decode on separate workers. monolithic: each worker does both.",
+        description="static: prefill and decode on separate workers. monolithic: each worker does both. balanced: as "
+        "static, and layers move between workers while they serve.",
     )
     default_sampling: SamplingSettings = Field(
         default_factory=SamplingSettings, description="How tokens are chosen where a request does not say."
     )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="The model runner, for all roles.")
-    prefill: RoleSettings = Field(default_factory=RoleSettings, description="Prefill workers (mode static).")
-    decode: RoleSettings = Field(default_factory=RoleSettings, description="Decode workers (mode static).")
+    prefill: RoleSettings = Field(
+        default_factory=RoleSettings, description="Prefill workers (modes static and balanced)."
+    )
+    decode: RoleSettings = Field(
+        default_factory=RoleSettings, description="Decode workers (modes static and balanced)."
+    )
     monolithic: RoleSettings = Field(default_factory=RoleSettings, description="Workers of mode monolithic.")
+    moves: MovesSettings = Field(
+        default_factory=MovesSettings, description="When modules move between workers (mode balanced)."
+    )
     store: StoreSettings = Field(default_factory=StoreSettings, description="The global KV store.")
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="The HTTP front.")
     plan: PlanSettings = Field(default_factory=PlanSettings, description="Hardware facts for app.plan.")
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _mode_is_available(cls, mode: object) -> object:
-        if mode == "balanced":
-            raise ValueError(f"mode 'balanced' is not available yet; use one of {', '.join(_MODES)}")
-        return mode
 
     @model_validator(mode="after")
     def _roles_agree(self) -> AppSettings:
@@ -237,7 +255,7 @@ class AppSettings(SettingsBlock):
                     f"{role}: device is 'cuda' but {role}.num_gpus is 0, so that Ray would give its workers no GPU: "
                     f"set {role}.num_gpus, or device 'auto' or 'cpu'"
                 )
-        if self.mode == "static":
+        if self.mode != "monolithic":
             prefill, decode = self.engine_for("prefill"), self.engine_for("decode")
             if prefill.block_tokens is None and (prefill.device, prefill.attention) != (
                 decode.device,

@@ -32,7 +32,9 @@ in silence; `app.check` and `app.plan` refuse it.
     python -m app.check serve_configs/local.yaml       check a file, Serve's own keys included
     python -m app.plan serve_configs/llama13b.yaml     and work out what its devices have room for
 
-A changed file is a new deployment: no setting changes in a running worker."""
+A changed file is a new deployment: no setting changes in a running worker. But those of `moves` do in the controller,
+when `user_config` of the deployment ControllerServer names them
+([moving-modules.md](moving-modules.md#settings-while-it-runs))."""
 
 _UNITS = {
     "_s": "seconds",
@@ -58,8 +60,11 @@ _RULES = """## What goes together
 - `engine.max_batch_tokens` is at least `engine.max_running_requests`: each running request takes one token a step.
 - `engine.attention: flash` needs a CUDA device, and `block_tokens` in multiples of 256 where it is given.
 - `engine.device: cuda` needs `num_gpus` above 0 for the role; with `num_gpus: 0` a worker stays on the CPU.
-- In mode `static`, prefill and decode workers have the same `dtype`, `block_tokens` and `max_context_tokens`, since one
-  reads what the other wrote. Where their device or attention differs, `engine.block_tokens` must be given."""
+- In modes `static` and `balanced`, prefill and decode workers have the same `dtype`, `block_tokens` and
+  `max_context_tokens`, since one reads what the other wrote. Where their device or attention differs,
+  `engine.block_tokens` must be given.
+- `moves.compute_weight` and `moves.memory_weight` are 1 together, and `moves.delta_home` < `moves.delta_heads` ≤
+  `moves.delta_layers`: what has come home is not sent away at once."""
 
 _VARIABLES: tuple[tuple[str, str], ...] = (
     (
@@ -87,6 +92,11 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
         "clusters of `ray start`, make it with `ray get-auth-token --generate`, copy it to every node and set "
         "`RAY_AUTH_MODE=token` there. `disabled` switches it off: then whoever reaches Ray's ports can run code on the "
         "cluster.",
+    ),
+    (
+        "TORCH_EXTENSIONS_DIR, CXX",
+        "Folder for the kernels of `engine.kernels` (default: `$XDG_CACHE_HOME/torch_extensions`, else "
+        "`~/.cache/torch_extensions`), and the compiler that builds them (default: `g++`). On every node.",
     ),
     ("RAY_ADDRESS", "The cluster that `serve run` uses instead of starting one."),
     ("RAY_DASHBOARD_ADDRESS", "The cluster that `serve deploy` and `serve status` talk to."),

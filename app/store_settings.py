@@ -90,6 +90,13 @@ class StoreSettings(SettingsBlock):
         description="Groups of layers, at least, that stored KV is cut into; fewer where parts would be too small. "
         "1: cut by size alone.",
     )
+    directory_shards: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Actors that the directory of stored blocks is divided over, by the first blocks of prompts. More "
+        "than 1 only where one answers too slowly; see design-decisions.md.",
+    )
 
     @model_validator(mode="after")
     def _policy_is_given_once(self) -> StoreSettings:

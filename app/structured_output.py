@@ -14,11 +14,45 @@ from llguidance import LLMatcher
 from app.openai_errors import ApiError, invalid_request
 from app.request_parsing import must_be
 
-_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""llguidance's options for a schema."""
 _KINDS = ("text", "json_object", "json_schema")
 _RULES = ("json", "regex", "choice", "grammar")
 _MAX_CHOICES = 1000
 _LONGEST_REASON_CHARS = 300
+
+_STRING: dict[str, Any] = {"type": "string", "minLength": 1}
+RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": [*_KINDS]},
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+            "additionalProperties": False,
+        },
+    },
+    "required": ["type"],
+    "additionalProperties": False,
+}
+"""For the API's description, as is the next."""
+STRUCTURED_OUTPUTS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "json": {"type": "object"},
+        "regex": _STRING,
+        "choice": {"type": "array", "items": _STRING, "minItems": 1, "maxItems": _MAX_CHOICES},
+        "grammar": _STRING,
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+    "maxProperties": 1,
+}
 
 
 def response_format_grammar(value: Any) -> str | None:
@@ -37,14 +71,14 @@ def response_format_grammar(value: Any) -> str | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return _checked(_json({"type": "object"}), "response_format")
+        return checked_grammar(_json({"type": "object"}), "response_format")
     described = value.get("json_schema")
     if not isinstance(described, dict) or described.keys() - {"name", "schema", "strict", "description"}:
         raise must_be(allowed)
     schema = described.get("schema", {"type": "object"})
     if not isinstance(schema, dict):
         raise must_be(f"{allowed} (the schema is no object)")
-    return _checked(_json(schema), "response_format")
+    return checked_grammar(_json(schema), "response_format")
 
 
 def structured_outputs_grammar(value: Any) -> str | None:
@@ -71,14 +105,15 @@ def structured_outputs_grammar(value: Any) -> str | None:
         raise must_be(f"{allowed} (the {rule} is no string, or empty)")
     else:
         grammar = (LLMatcher.grammar_from_regex if rule == "regex" else LLMatcher.grammar_from_lark)(content)
-    return _checked(grammar, "structured_outputs")
+    return checked_grammar(grammar, "structured_outputs")
 
 
 def _json(schema: dict[str, Any]) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
 
 
-def _checked(grammar: str, param: str) -> str:
+def checked_grammar(grammar: str, param: str) -> str:
+    """The grammar, if llguidance can use it. Raises ApiError 400 for the field `param` otherwise."""
     reason = LLMatcher.validate_grammar(grammar)
     if reason:
         raise _unusable(reason, param)

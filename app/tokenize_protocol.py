@@ -17,7 +17,17 @@ MAX_TOKEN_IDS = 1 << 20
 class TokenizeBody(BaseModel):
     """A prompt, or messages for the chat template."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"prompt": {"type": "null"}, "messages": {"type": "array"}}},
+            ]
+        },
+    )
 
     model: str = Field(min_length=1, description="the name of a served model, see GET /v1/models")
     prompt: str | None = Field(None, min_length=1, description="a string that is not empty")
@@ -28,6 +38,10 @@ class TokenizeBody(BaseModel):
         if (self.prompt is None) == (self.messages is None):
             raise invalid_request("Give either 'prompt' or 'messages', and not both.", param="prompt")
         return self
+
+
+_TokenIdsInput = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_TOKEN_IDS)]
+"""For the API's description."""
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
@@ -45,7 +59,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     model: str = Field(min_length=1, description="the name of a served model, see GET /v1/models")
-    tokens: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = Field(
+    tokens: Annotated[tuple[int, ...], PlainValidator(_token_ids, json_schema_input_type=_TokenIdsInput)] = Field(
         description=f"a list of at most {MAX_TOKEN_IDS} token ids"
     )
 

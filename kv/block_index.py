@@ -43,6 +43,8 @@ class StoredExtent:
     """Where it has copies, fastest first."""
     group: int = REST
     holds: int = 0
+    used_s: float = 0.0
+    """When it was last used, or came to a tier."""
 
     @property
     def info(self) -> ExtentInfo:
@@ -166,6 +168,7 @@ class BlockIndex:
     def add_copy(self, extent: StoredExtent, tier: Tier, num_bytes: int, now_s: float) -> None:
         """The extent is in another tier too, where it takes `num_bytes`."""
         extent.tiers = _tiers(frozenset((*extent.tiers, tier)))
+        extent.used_s = now_s
         self._tier(extent.store.store_id, tier).add(extent, num_bytes, now_s)
 
     def remove_copy(self, extent: StoredExtent, tier: Tier) -> None:
@@ -192,6 +195,7 @@ class BlockIndex:
         # Last block first: the root of a chain is always more recent than what hangs on it.
         for run in reversed(runs):
             extent = run.extent
+            extent.used_s = now_s
             for tier in extent.tiers:
                 extent.store.tiers[tier].use(extent.handle, now_s)
 
@@ -199,6 +203,19 @@ class BlockIndex:
         """The first to go that nobody holds, until `need_bytes` are free; None when they are not enough."""
         handles = self._tier(store_id, tier).victims(need_bytes, now_s)
         return None if handles is None else [self._by_handle[handle] for handle in handles]
+
+    def next_victim(self, store_id: str, tier: Tier, now_s: float) -> StoredExtent | None:
+        """The first to go that nobody holds."""
+        handle = self._tier(store_id, tier).first_free(now_s)
+        return None if handle is None else self._by_handle[handle]
+
+    def num_bytes(self, store_id: str, tier: Tier) -> int:
+        """Bytes of the extents in one tier of a store."""
+        return self._tier(store_id, tier).num_bytes
+
+    def free_bytes(self, store_id: str, tier: Tier) -> int:
+        """Of these, bytes of what nobody holds."""
+        return self._tier(store_id, tier).free_bytes()
 
     def expired(self, store_id: str, tier: Tier, now_s: float, limit: int) -> list[StoredExtent]:
         """Up to `limit` that have outlived their time-to-live there and that nobody holds."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from kv.block_index import BlockIndex, StoredExtent
 from kv.directory_counters import DirectoryCounters
-from kv.extents import Copy, ExtentInfo, Lookup, PutTicket
+from kv.extents import Copy, ExtentInfo, Lookup, PutTicket, Room
 from kv.holds import Hold, HoldTable, Put
 from kv.policy.policy_file import PolicySpec
 from kv.tiers import TIERS, Tier
@@ -196,24 +196,25 @@ class Directory:
 
     # Making room
 
-    def evict(self, store_id: str, tier: Tier, need_bytes: int, now_s: float) -> list[str]:
-        """Forget copies in one tier of a store, in the order of its policy, until `need_bytes` are free there. Nothing
-        that somebody holds goes.
+    def evict(self, store_id: str, tier: Tier, need_bytes: int, now_s: float) -> Room:
+        """Forget copies in one tier of a store, in the order of its policy, until `need_bytes` are free there; none at
+        all when what can go is less. Nothing that somebody holds goes.
 
         Of extents last used together, deeper ones go first: a suffix without its prefix can never be hit.
-
-        Returns:
-            Ids of the extents, for the store to free there; none at all when what can go is less than `need_bytes`.
         """
         return self._make_room(store_id, tier, need_bytes, now_s, self.counters.evicted)
 
-    def shrink(self, store_id: str, tier: Tier, excess_bytes: int, now_s: float) -> list[str]:
+    def shrink(self, store_id: str, tier: Tier, excess_bytes: int, now_s: float) -> Room:
         """As `evict`; but when what can go is less than `excess_bytes`, all of that goes."""
-        gone = self._make_room(store_id, tier, excess_bytes, now_s, self.counters.trimmed)
-        if not gone:
-            while one := self._make_room(store_id, tier, 1, now_s, self.counters.trimmed):
-                gone += one
-        return gone
+        room = self._make_room(store_id, tier, excess_bytes, now_s, self.counters.trimmed)
+        if room.extent_ids or not room.num_bytes:
+            return room
+        return self._make_room(store_id, tier, room.num_bytes, now_s, self.counters.trimmed)
+
+    def idle_s(self, store_id: str, tier: Tier, now_s: float) -> float | None:
+        """Since the last use of what would go next from a tier of a store; None when nothing can."""
+        victim = self._index.next_victim(store_id, tier, now_s)
+        return None if victim is None else now_s - victim.used_s
 
     def expire(self, store_id: str, now_s: float, limit: int) -> dict[Tier, list[str]]:
         """Forget copies of a store that have outlived their time-to-live, at most `limit` in each tier.
@@ -281,17 +282,20 @@ class Directory:
         """Bytes of the visible extents of each store that has any, by tier."""
         return self._index.bytes_by_store()
 
-    def _make_room(self, store_id: str, tier: Tier, need_bytes: int, now_s: float, gone: dict[Tier, int]) -> list[str]:
-        """`gone` counts the copies. Returns their ids."""
+    def _make_room(self, store_id: str, tier: Tier, need_bytes: int, now_s: float, gone: dict[Tier, int]) -> Room:
+        """`gone` counts the copies."""
         self.sweep(now_s)
         victims = self._index.victims(store_id, tier, need_bytes, now_s)
         while victims is None and self.sweep(now_s):
             victims = self._index.victims(store_id, tier, need_bytes, now_s)
         if victims is None:
             self.counters.evictions_refused += 1
-            return []
+            return Room([], self._index.free_bytes(store_id, tier), self.idle_s(store_id, tier, now_s))
         gone[tier] += len(victims)
-        return self._remove_copies(victims, tier)
+        used_bytes = self._index.num_bytes(store_id, tier)
+        extent_ids = self._remove_copies(victims, tier)
+        freed_bytes = used_bytes - self._index.num_bytes(store_id, tier)
+        return Room(extent_ids, freed_bytes, self.idle_s(store_id, tier, now_s))
 
     def _remove_copies(self, extents: Iterable[StoredExtent], tier: Tier) -> list[str]:
         """Returns their ids."""

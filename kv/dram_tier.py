@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from kv.actor_calls import ask
 from kv.directory_client import DirectoryClient
 from kv.extents import Copy, ExtentInfo
 from kv.store_ledger import StoreLedger
@@ -36,7 +35,7 @@ class DramTier:
         async with self._making_room:
             shortage = self.ledger.shortage(num_bytes)
             if shortage > 0:
-                evicted = await ask(self._directory.evict(self._store_id, "dram", shortage))
+                evicted = await self._directory.evict(self._store_id, "dram", shortage)
                 await self._let_go(evicted or await self._orphans())
             return self.ledger.reserve(num_bytes)
 
@@ -50,7 +49,7 @@ class DramTier:
         async with self._making_room:
             shortage = self.ledger.shortage(0)
             if shortage > 0:
-                await self._let_go(await ask(self._directory.shrink(self._store_id, "dram", shortage)))
+                await self._let_go(await self._directory.shrink(self._store_id, "dram", shortage))
 
     def drop(self, extent_ids: Iterable[str]) -> None:
         """Frees extents that the directory no longer lists here. Those that are not here are no error."""
@@ -80,5 +79,5 @@ class DramTier:
     async def _orphans(self) -> list[str]:
         """Extents that the directory lists no more: it was restarted, or a message was lost. Only we can free them."""
         published = self.ledger.published()
-        listed = set(await ask(self._directory.extent_ids_of(self._store_id, "dram")))
+        listed = set(await self._directory.extent_ids_of(self._store_id, "dram"))
         return [extent_id for extent_id in published if extent_id not in listed]

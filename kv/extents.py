@@ -122,6 +122,30 @@ class PutTicket:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What came of a demand for room."""
+
+    extent_ids: list[str]
+    """For the store to free."""
+    num_bytes: int
+    """That these took; when there are none, what could have gone all the same."""
+    idle_s: float | None
+    """Since the last use of what would go next; None when nothing can."""
+
+
+@dataclass(frozen=True, slots=True)
+class HouseRound:
+    """What a store is told now and then."""
+
+    directory_id: int
+    """Another one after a restart."""
+    gone: dict[Tier, list[str]]
+    """What has outlived its time-to-live, by tier, for the store to free there."""
+    idle_s: dict[Tier, float | None]
+    """By tier, since the last use of what would go next; None when nothing can."""
+
+
+@dataclass(frozen=True, slots=True)
 class TailReceipt:
     """Where the KV of a request's partial last block waits. It is handed over once and never indexed."""
 

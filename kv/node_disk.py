@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kv.actor_calls import ask
-from kv.directory_client import DirectoryClient
+from kv.directory_client import DirectoryClient, Upkeep
 from kv.disk.settings import DiskSettings
-from kv.disk.tier import DiskTier, FoundExtent
+from kv.disk.tier import DiskTier, FoundExtent, Problem
 from kv.disk_reads import DiskReads
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError
@@ -137,10 +136,10 @@ class NodeDisk:
         entry, reading = self._extents.get(extent_id), self._reads.under_way(extent_id)
         return self._reads.start(entry.info) if entry is not None and reading is None else reading
 
-    async def list_anew(self) -> None:
-        """Tells a directory that may know nothing what is here."""
+    async def relist(self, upkeep: Upkeep) -> None:
+        """Tells what is here where the directory knows nothing of it."""
         copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in self._extents.values()]
-        await self._remove(await ask(self._directory.adopt(copies)))
+        await self._remove(await self._directory.relist(copies, upkeep))
 
     def stats(self) -> DiskStats:
         counts = self._counts
@@ -174,7 +173,7 @@ class NodeDisk:
         async with self._making_room:
             shortage = self._tier.shortage(0)
             if shortage > 0:
-                await self._remove(await ask(self._directory.shrink(self._store_id, "disk", shortage)))
+                await self._remove(await self._directory.shrink(self._store_id, "disk", shortage))
 
     async def flush(self, timeout_s: float) -> bool:
         """Waits until nothing waits to be written. False when something still does after `timeout_s`."""
@@ -234,7 +233,7 @@ class NodeDisk:
         if num_bytes is None:
             return False
         try:
-            refused = await ask(self._directory.adopt([Copy(info, "disk", num_bytes)]))
+            refused = await self._directory.adopt([Copy(info, "disk", num_bytes)])
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1
             refused = [info.extent_id]
@@ -282,8 +281,7 @@ class NodeDisk:
         async with self._making_room:
             shortage = self._tier.shortage(num_bytes)
             if shortage > 0:
-                gone = await ask(self._directory.evict(self._store_id, "disk", shortage))
-                await self._remove(gone)
+                await self._remove(await self._directory.evict(self._store_id, "disk", shortage))
 
     async def _remove(self, extent_ids: Iterable[str]) -> None:
         """Deletes files. One that the file system does not let go of takes its bytes of the limit until a restart."""
@@ -297,19 +295,23 @@ class NodeDisk:
     async def _scan(self) -> None:
         """Lists what an earlier run left. Until it is done nothing is written: there may be no room yet."""
         found = iter(self._tier.scan())
+        unusable: Counter[str] = Counter()
         try:
             while batch := await asyncio.to_thread(lambda: list(itertools.islice(found, _ADOPTED_AT_A_TIME))):
                 entries = [self._entry(item) for item in batch if isinstance(item, FoundExtent)]
                 self._counts["unusable_files"] += len(batch) - len(entries)
+                unusable.update(item.reason for item in batch if isinstance(item, Problem))
                 self._extents.update((entry.info.extent_id, entry) for entry in entries)
                 copies = [Copy(entry.info, "disk", entry.num_bytes) for entry in entries]
-                refused = await ask(self._directory.adopt(copies))
+                refused = await self._directory.adopt(copies)
                 await self._remove(refused)
                 self._counts["found_extents"] += len(entries) - len(refused)
             await self.trim()
         except STORE_FAILURES as error:
             logger.warning("the disk tier's files could not all be listed: %s", error)
             self._refusals[failure_label(error)] += 1
+        if unusable:
+            logger.warning("files in the disk tier's folder that cannot be used, by reason: %s", dict(unusable))
         self._scanned.set()
 
     def _entry(self, found: FoundExtent) -> _OnDisk:

@@ -20,8 +20,8 @@ from typing import Any
 import ray
 from ray import ObjectRef
 
-from kv.actor_calls import Actor, ask
-from kv.directory_client import DirectoryClient
+from kv.actor_calls import Actor
+from kv.directory_client import DirectoryClient, Upkeep
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
@@ -47,7 +47,7 @@ class NodeStore:
 
     Args:
         store_id: unique in the cluster; a restarted store keeps it. DRAM starts empty, the disk with what is there.
-        directory: handle of the `DirectoryActor`.
+        directory: handles of the `DirectoryActor`s, by their numbers.
         dram_limit_bytes: never holds more than this. Keep it below the node's object store, which also carries what is
             in flight.
         disk: None for none. One that cannot be used is reported and done without, until a later try succeeds.
@@ -57,7 +57,7 @@ class NodeStore:
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self,
         store_id: str,
-        directory: Actor,
+        directory: Sequence[Actor],
         dram_limit_bytes: int,
         *,
         disk: DiskSettings | None = None,
@@ -72,11 +72,8 @@ class NodeStore:
         self._counts: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         # What an earlier process of this store had in DRAM is lost with it. Waited for, since calls of an actor may
-        # overtake one another. A directory that does not answer now is told everything when it does.
-        self._directory_id: int | None = None
-        try:
-            self._directory_id = await ask(self._directory.enroll(store_id))
-        except STORE_FAILURES as error:
+        # overtake one another.
+        for error in await self._directory.enroll(store_id):
             logger.warning("the directory does not answer a store that starts: %s", error)
         self._dram = DramTier(store_id, self._directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
@@ -222,29 +219,30 @@ class NodeStore:
             self._disk.stored(info)
 
     async def _keep_house(self) -> None:
-        """Frees what has outlived its time-to-live, and what is over a limit and held no more. Lists everything anew
-        with a directory that was restarted. Exports metrics."""
+        """Frees what has outlived its time-to-live, and what is over a limit and held no more. Lists again what a
+        part of the directory knew that was restarted. Exports metrics."""
         metrics = RayExporter()
         while True:
             metrics.export(store_readings(self._store_id, self._stats()))
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
             await self._open_disk()
             try:
-                directory_id, gone = await ask(self._directory.keep_house(self._store_id))
-                self._dram.drop(gone["dram"])
+                upkeep = await self._directory.keep_house(self._store_id)
+                self._refusals.update(f"housekeeping_{failure_label(error)}" for error in upkeep.failures)
+                self._dram.drop(upkeep.gone["dram"])
                 if self._disk is not None:
-                    await self._disk.drop(gone["disk"])
-                if self._directory_id != directory_id:
-                    await self._list_anew()
-                self._directory_id = directory_id
+                    await self._disk.drop(upkeep.gone["disk"])
+                if upkeep.new_ids:
+                    await self._relist(upkeep)
                 await self._dram.trim()
                 if self._disk is not None:
                     await self._disk.trim()
             except STORE_FAILURES as error:
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
-    async def _list_anew(self) -> None:
-        self._dram.drop(await ask(self._directory.adopt(self._dram.copies())))
+    async def _relist(self, upkeep: Upkeep) -> None:
+        self._dram.drop(await self._directory.relist(self._dram.copies(), upkeep))
         if self._disk is not None:
-            await self._disk.list_anew()
-        logger.warning("the directory is a new one; what the store of node %s has is listed anew", self._store_id)
+            await self._disk.relist(upkeep)
+        self._directory.has_relisted(upkeep)
+        logger.warning("the directory began anew; what the store of node %s has of it is listed again", self._store_id)

@@ -29,6 +29,7 @@ from kv.part_refs import part_buffer
 from kv.parts import decode_part
 from kv.pull_plan import PlannedParts, plan_extents, plan_tail
 from kv.ray_failures import STORE_FAILURES, failure_label
+from kv.shards import new_extent_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class Puller:
         """`keys`: of the request."""
         start = extent.headers[0].range.first_block
         parent = keys[start - 1] if start else None
-        extent_id = f"{self._store_id}/{uuid.uuid4().hex}"
+        extent_id = new_extent_id(self._store_id, keys[0])
         lanes = tuple(part.range.lanes for part in extent.headers)
         info = ExtentInfo(extent_id, self._store_id, extent.keys, start, lanes, extent.num_bytes, parent)
         self._dram.ledger.add_extent(info, refs)

@@ -76,6 +76,14 @@ class TierContents:
                         break
         return chosen if freed >= need_bytes else None
 
+    def first_free(self, now_s: float) -> int | None:
+        """The first to go that nobody holds."""
+        return next((handle for handle in self._policy.victims(now_s) if self._entries[handle].holds == 0), None)
+
+    def free_bytes(self) -> int:
+        """Bytes of all that nobody holds."""
+        return sum(size for handle, size in self._sizes_bytes.items() if self._entries[handle].holds == 0)
+
     def expired(self, now_s: float, limit: int) -> list[int]:
         """Up to `limit` entries that have outlived their time-to-live and that nobody holds."""
         asked = limit

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kv.extents import ExtentInfo
 from kv.part_range import LaneRange
+from kv.shards import root_digits
 
 BLOCK_BYTES = 360 * 1024
 """16 tokens of a model of a billion parameters. What the bytes are does not matter to an index."""
@@ -76,7 +77,7 @@ class BlockForest:
     def _extents(self, keys: tuple[bytes, ...], start: int) -> Iterator[ExtentInfo]:
         while start < len(keys):
             stop = min(len(keys), start + self._rng.randint(*self._extent_blocks))
-            extent_id = f"{STORE_ID}/{self._rng.randbytes(16).hex()}"
+            extent_id = f"{STORE_ID}/{self._rng.randbytes(12).hex()}{root_digits(keys[0])}"
             parent = keys[start - 1] if start else None
             yield ExtentInfo(extent_id, STORE_ID, keys[start:stop], start, _LANES, (stop - start) * BLOCK_BYTES, parent)
             start = stop

@@ -204,6 +204,7 @@ def run_throughput(
             device=device.type,
             dtype=dtype,
             attention=backend,
+            kernels="torch",
             block_tokens=block_tokens,
             kv_cache_blocks=workload.kv_blocks(block_tokens),
             max_batch_tokens=max(workload.max_batch_tokens, *workload.decode_batches),

@@ -46,6 +46,7 @@ def check_engine(subject: Subject, judge: Judge) -> Iterator[Check]:
         device=subject.device,
         dtype=subject.dtype,
         attention=subject.backend,
+        kernels="torch",
         block_tokens=block_tokens,
         kv_cache_blocks=max(64, 6144 // block_tokens),
         max_batch_tokens=2048,

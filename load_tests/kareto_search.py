@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m load_tests.kareto_search",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python -m load_tests.kareto_search --trace conversation_trace.jsonl --budget 60",
     )
     parser.add_argument("--trace", type=Path, required=True, help="mooncake's conversation_trace.jsonl")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, help="default: both")

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m load_tests.search_curves",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example: python -m load_tests.search_curves --budget 60 --seeds 10",
     )
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), metavar="NAME", help="default: all analytic")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="default: all")

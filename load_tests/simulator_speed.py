@@ -49,7 +49,11 @@ def make_settings(mode: str, instances: int, hardware: HardwareProfile, ttl_s: f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m load_tests.simulator_speed", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m load_tests.simulator_speed",
+        description=__doc__,
+        epilog="example: python -m load_tests.simulator_speed --synthetic 100000",
+    )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, help="a trace file")
     source.add_argument("--synthetic", type=int, metavar="N", help="N generated requests, at a million a day")

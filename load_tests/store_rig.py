@@ -108,7 +108,7 @@ class StoreRig:
         self._giver: Actor = ray.remote(num_cpus=0)(Giver).remote(part_blocks)
         self._store: Actor = store.remote(
             "rig",
-            self._directory,
+            [self._directory],
             limit_bytes,
             disk=DiskSettings(str(folder), limit_bytes),
             max_part_bytes=part_blocks * LAYOUT.block_bytes,
@@ -176,7 +176,7 @@ class StoreRig:
         async def fetch() -> float:
             started_s = time.perf_counter()
             fetched = fetch_parts(
-                DirectoryClient(self._directory),
+                DirectoryClient([self._directory]),
                 {"rig": self._store},
                 found,
                 keys,

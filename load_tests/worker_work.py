@@ -8,6 +8,7 @@ cluster would use some of the CPU that the run needs, and a load generator has n
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -110,7 +111,13 @@ def busiest_to_mean(loads: Sequence[float]) -> float | None:
     return round(max(loads) * len(loads) / total, 4) if total else None
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 1 when no application answers."""
+    argparse.ArgumentParser(
+        prog="python -m load_tests.worker_work",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(argv)
     # Here, not above: whoever asks needs no Ray.
     import ray
 

@@ -6,7 +6,7 @@ lane. Moving layers takes weights and KV along; moving heads takes the KV of som
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 Lane = tuple[int, int]
@@ -143,6 +143,19 @@ class Placement:
             for layer, lanes in enumerate(self.lane_workers)
         )
         return self._replaced(self.layer_workers, lane_workers, to)
+
+    def with_all_home_from(self, workers: Collection[str]) -> Placement:
+        """Whatever lies on one of `workers` goes home: they are lost.
+
+        Raises:
+            ValueError: nothing does.
+        """
+
+        def whose(owner: str) -> str:
+            return self.home if owner in workers else owner
+
+        lane_workers = tuple(tuple(whose(owner) for owner in lanes) for lanes in self.lane_workers)
+        return self._replaced(tuple(whose(owner) for owner in self.layer_workers), lane_workers, self.home)
 
     def _replaced(
         self, layer_workers: tuple[str, ...], lane_workers: tuple[tuple[str, ...], ...], to: str

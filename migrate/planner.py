@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from migrate.candidates import head_moves, homeward_moves, layer_moves
-from migrate.fleet import Fleet
 from migrate.move_settings import MoveSettings
 from migrate.moves import Move
 from migrate.placement import Placement
@@ -48,7 +47,7 @@ def plan(situation: Situation, settings: MoveSettings) -> Plan:
         for destination in by_load:
             if _in_a_move(situation, source, destination):
                 continue
-            candidates = _candidates(situation.fleet, loads, mean, source, destination, settings)
+            candidates = _candidates(situation, loads, mean, source, destination, settings)
             judged = choose([judge(situation, settings, move) for move in candidates], settings)
             verdicts += judged
             situation = _begun(situation, judged)
@@ -84,7 +83,7 @@ def choose(verdicts: Sequence[Verdict], settings: MoveSettings) -> list[Verdict]
 
 
 def _candidates(
-    fleet: Fleet,
+    situation: Situation,
     loads: Mapping[str, Utilisation],
     mean: float,
     source: str,
@@ -92,7 +91,7 @@ def _candidates(
     settings: MoveSettings,
 ) -> Iterator[Move]:
     """Layers when the gap is wide, heads when it is narrow or memory alone is the trouble, nothing when it is small."""
-    high, low = loads[source], loads[destination]
+    fleet, high, low = situation.fleet, loads[source], loads[destination]
     gap = min(max(high.weighted - mean, mean - low.weighted), high.weighted - low.weighted)
     wide = gap > settings.delta_layers
     memory_alone = settings.compute_weight * (high.compute - low.compute) <= settings.delta_heads
@@ -100,7 +99,7 @@ def _candidates(
         return iter(())
     if wide and not memory_alone:
         return layer_moves(fleet, source, destination)
-    if wide and fleet.model.sizes.num_kv_heads == 1:
+    if wide and (fleet.model.sizes.num_kv_heads == 1 or not situation.abilities.heads):
         return chain(head_moves(fleet, source, destination), layer_moves(fleet, source, destination))
     return head_moves(fleet, source, destination)
 
@@ -174,7 +173,7 @@ def _if_worth_it(verdict: Verdict, predicted: Prediction, settings: MoveSettings
 
 def _in_a_move(situation: Situation, *workers: str) -> bool:
     taken = {end for move in situation.under_way for end in (move.source, move.destination)}
-    return not taken.isdisjoint(workers)
+    return not (taken | situation.busy.keys()).isdisjoint(workers)
 
 
 def _begun(situation: Situation, judged: Sequence[Verdict]) -> Situation:

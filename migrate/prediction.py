@@ -26,7 +26,7 @@ class Prediction:
     weight_bytes: int
     """Weights to transfer: those that the destination does not have."""
     kv_bytes: int
-    """KV of live requests to transfer."""
+    """KV to transfer: of live requests, and what is cached beside it."""
     transfer_s: float
     """From the beginning of the move to its end."""
     needed_bytes: int
@@ -66,12 +66,16 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
     new_layers = later.layers_with_weights(move.destination) - fleet.layers_with_weights(move.destination)
     weight_bytes = len(new_layers) * sizes.layer_weight_bytes
     new_lanes = later.part(move.instance, move.destination).lanes - fleet.part(move.instance, move.destination).lanes
-    live_blocks = fleet.figures[move.instance].live_blocks
-    kv_bytes = new_lanes * live_blocks * sizes.page_bytes
+    figures = fleet.figures[move.instance]
+    live_blocks = figures.live_blocks
     least_blocks = max(1, math.ceil(settings.memory_headroom * live_blocks))
     needed_bytes = weight_bytes + new_lanes * least_blocks * sizes.page_bytes
     free_bytes = fleet.free_bytes(move.destination, settings.memory_headroom)
     most_blocks = (free_bytes - weight_bytes) // (new_lanes * sizes.page_bytes)
+    grant_blocks = min(most_blocks, max(least_blocks, fair_blocks(later, move.instance, move.destination)))
+    # What is cached goes along as far as the destination takes it.
+    copied_blocks = max(live_blocks, min(grant_blocks, live_blocks + figures.cached_blocks))
+    kv_bytes = new_lanes * copied_blocks * sizes.page_bytes
     return Prediction(
         before={end: utilisation(fleet, end, settings) for end in ends},
         after={end: utilisation(later, end, settings) for end in ends},
@@ -82,7 +86,7 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
         transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends),
         needed_bytes=needed_bytes,
         free_bytes=free_bytes,
-        grant_blocks=min(most_blocks, max(least_blocks, fair_blocks(later, move.instance, move.destination))),
+        grant_blocks=grant_blocks,
     )
 
 

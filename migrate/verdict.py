@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -23,6 +24,7 @@ class Reason(StrEnum):
     UNKNOWN_WORKER = "unknown worker"
     ONE_KV_HEAD = "one KV head"
     INVALID = "invalid"
+    UNABLE = "workers cannot"
     IN_FLIGHT = "in flight"
     BUSY = "busy"
     COOLING = "cooling down"
@@ -55,6 +57,23 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Abilities:
+    """Which moves the workers can make."""
+
+    heads: bool = True
+    onward: bool = True
+    """From one host to another."""
+
+    def objection(self, move: Move) -> str | None:
+        """Why they cannot make `move`, and what to do; None where they can."""
+        if isinstance(move, HeadMove) and not self.heads:
+            return "workers move whole layers only; move layers"
+        if move.instance not in (move.source, move.destination) and not self.onward:
+            return "workers move what is hosted to its home only; move it there first"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """All that a plan is made from, beside the settings."""
 
@@ -64,12 +83,15 @@ class Situation:
     recent: tuple[EndedMove, ...] = ()
     """Moves that have ended, done or given up: those of the last `cool_down_s` at least."""
     now_s: float = 0.0
+    busy: Mapping[str, str] = field(default_factory=dict)
+    """Workers whose instance is being moved or repaired, whoever wanted that; with what it is, in words."""
+    abilities: Abilities = Abilities()
 
 
 def judge_order(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
     """Whether `move` can be made at all: what a person who orders it is told. Whether it pays is not asked."""
     fleet = situation.fleet
-    problem = _unknown(fleet, move) or _in_the_way(situation, move) or _impossible(fleet, move)
+    problem = _unknown(fleet, move) or _in_the_way(situation, move) or _impossible(situation, move)
     if problem is not None:
         return Verdict(move, *problem, prediction=None)
     predicted = predict(fleet, move, settings)
@@ -135,6 +157,9 @@ def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
         if move.instance == other.instance:
             what = "what this one moves" if share_a_module(move, other) else "and an instance has one move at a time"
             return Reason.IN_FLIGHT, f"{other} is under way, {what}; wait for its end"
+    for worker in (move.instance, move.source, move.destination):
+        if worker in situation.busy:
+            return Reason.BUSY, f"{worker!r} is at this: {situation.busy[worker]}; wait for its end"
     for other in situation.under_way:
         shared = sorted({move.source, move.destination} & {other.source, other.destination})
         if shared:
@@ -142,10 +167,12 @@ def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
     return None
 
 
-def _impossible(fleet: Fleet, move: Move) -> tuple[Reason, str] | None:
+def _impossible(situation: Situation, move: Move) -> tuple[Reason, str] | None:
+    fleet = situation.fleet
     try:
         move.after(fleet.placements[move.instance])
     except ValueError as error:
         one_head = isinstance(move, HeadMove) and fleet.model.sizes.num_kv_heads == 1
         return Reason.ONE_KV_HEAD if one_head else Reason.INVALID, str(error)
-    return None
+    objection = situation.abilities.objection(move)
+    return None if objection is None else (Reason.UNABLE, objection)

@@ -12,7 +12,7 @@ class WorkerFigures:
     what a worker does for others follows from the placements. Where a figure is not known, 0 leaves it out of account.
 
     Raises:
-        ValueError: a figure that is negative or not finite, or more live blocks than blocks.
+        ValueError: a figure that is negative or not finite, or more live and cached blocks than blocks.
     """
 
     worker: str
@@ -23,6 +23,8 @@ class WorkerFigures:
     """Blocks of the instance's block manager: the least that any of its lanes has room for."""
     live_blocks: int = 0
     """Blocks of the instance's live requests."""
+    cached_blocks: int = 0
+    """Other blocks with content that can still be found: room, but a move takes them along."""
     prefill_tokens_per_s: float = 0.0
     """Uncached prompt tokens that arrived (`utilisation.offered_per_s`)."""
     decode_tokens_per_s: float = 0.0
@@ -41,10 +43,10 @@ class WorkerFigures:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} of worker {self.worker!r} is {value}; it must be finite and 0 or more")
-        if self.live_blocks > self.total_blocks:
+        if self.live_blocks + self.cached_blocks > self.total_blocks:
             raise ValueError(
-                f"worker {self.worker!r} has {self.live_blocks} live blocks of {self.total_blocks}; live blocks are "
-                "some of all blocks"
+                f"worker {self.worker!r} has {self.live_blocks} live and {self.cached_blocks} cached blocks of "
+                f"{self.total_blocks}; they are some of all blocks"
             )
 
     def offered(self, horizon_s: float) -> tuple[float, float]:

@@ -28,7 +28,13 @@ def store_stats() -> dict[str, Any]:
 
 
 def directory() -> Any:
-    """Handle of the directory's actor."""
+    """Handle of the directory's actor, where it is one."""
+    (shard,) = shards()
+    return shard
+
+
+def shards() -> tuple[Any, ...]:
+    """Handles of the directory's actors."""
     control = serve.get_deployment_handle("ControlServer", APP_NAME)
     view: RosterView = control.watch.remote(-1, 0.0).result(timeout_s=30)
     return view.directory

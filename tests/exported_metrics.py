@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import urllib.request
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import ray
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from kv.metrics.table import METRICS, Readings
+from kv.metrics.histogram import exported_as
+from kv.metrics.table import METRICS, Metric, Readings
 from tests.store_cell import eventually, get
 
 _LOOK_EVERY_S = 0.5
@@ -23,17 +25,28 @@ def process_of(actor: Any) -> str:
     return str(get(actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_worker_id())))
 
 
-def exported(of: Collection[str]) -> Readings:
-    """Our metrics, as far as these processes have reported them, summed over them."""
+def all_samples() -> Iterator[Sample]:
+    """All that the agent shows, Ray's own metrics included."""
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with urllib.request.urlopen(url, timeout=30) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    ours = {f"ray_{metric.name}": metric for metric in METRICS}
+        for family in text_string_to_metric_families(answer.read().decode()):
+            yield from family.samples
+
+
+def samples() -> Iterator[tuple[Metric, Sample]]:
+    """Of our metrics, by what they are exported as."""
+    ours = {f"ray_{part.name}": part for metric in METRICS for part in exported_as(metric)}
+    for sample in all_samples():
+        if sample.name in ours:
+            yield ours[sample.name], sample
+
+
+def exported(of: Collection[str]) -> Readings:
+    """Our metrics, as far as these processes have reported them, summed over them."""
     found: Readings = defaultdict(float)
-    for sample in (sample for family in families for sample in family.samples):
-        metric = ours.get(sample.name)
-        if metric is not None and sample.labels["WorkerId"] in of:
+    for metric, sample in samples():
+        if sample.labels["WorkerId"] in of:
             found[metric, tuple(sample.labels[tag] for tag in metric.tags)] += sample.value
     return dict(found)
 

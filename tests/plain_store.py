@@ -84,7 +84,7 @@ class PlainStore:
         return tuple(block_keys(tokens, BLOCK, self._fingerprint, b""))
 
     def address(self) -> StoreAddress:
-        return StoreAddress(self, {"s": self}, "s")
+        return StoreAddress((self,), {"s": self}, "s")
 
     async def _answer(self) -> None:
         await self.answers.wait()

@@ -39,7 +39,7 @@ class RunningStore:
             self.directory = self.setup.directory
             self.store = self.setup.start(
                 cast(Any, NodeStore).options(max_restarts=-1),
-                ("s", self.directory, DRAM_BYTES),
+                ("s", [self.directory], DRAM_BYTES),
                 disk=DiskSettings(str(self.folder), DISK_BYTES, self._admission),
                 pull_timeout_s=2.0,
                 settle_timeout_s=0.1,

@@ -139,7 +139,7 @@ class Setup:
 
     def store(self, limit_bytes: int = 64 * MIB, store_id: str = "s", **options: Any) -> Any:
         options.setdefault("max_part_bytes", MIN_PART_LIMIT_BYTES)
-        return self.start(NodeStore, (store_id, self.directory, limit_bytes), **options)
+        return self.start(NodeStore, (store_id, [self.directory], limit_bytes), **options)
 
     def worker(self, defect: str = "") -> Any:
         return self.start(ray.remote(num_cpus=0)(Worker), (defect,))
@@ -251,7 +251,7 @@ def fetch(
         finally:
             directory.send_released()
 
-    directory = DirectoryClient(setup.directory)
+    directory = DirectoryClient([setup.directory])
     asyncio.run(run_and_release())
     everything = LAYOUT.num_layers * LAYOUT.num_kv_heads
     assert all(len(lanes[block]) == everything for block in range(start, end))

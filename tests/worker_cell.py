@@ -13,7 +13,7 @@ from actors.addresses import StoreAddress, WorkerAddress
 from actors.engine.config import EngineConfig
 from actors.messages import WorkerFacts
 from actors.worker import Worker
-from actors.worker_settings import WorkerSettings
+from actors.worker_settings import MoveLimits, WorkerSettings
 from kv.directory_actor import DirectoryActor
 from kv.node_store import NodeStore
 from migrate.load import Role
@@ -29,6 +29,7 @@ def worker_cell(
     *,
     store_bytes: int = 200 << 20,
     share_prefixes: bool = True,
+    moves: MoveLimits | None = None,
     **store_options: Any,
 ) -> Iterator[FlowClient]:
     """Starts so many workers of each role; a store too unless they are monolithic. `store_options`: more arguments of
@@ -39,21 +40,22 @@ def worker_cell(
         for _ in range(count):
             worker_id = f"{role}-{uuid.uuid4().hex[:8]}"
             settings = WorkerSettings(
-                model, role, engine, torch_threads=1, lease_s=30.0, fetch_timeout_s=5.0, share_prefixes=share_prefixes
-            )
+                model, role, engine, torch_threads=1, lease_s=30.0, fetch_timeout_s=5.0, share_prefixes=share_prefixes,
+                moves=moves,
+            )  # fmt: skip
             started.append((worker_id, role, actor.remote(worker_id, settings)))
     directory_class: Any = DirectoryActor
     store_class: Any = NodeStore
     directory = store = None
     if "monolithic" not in roles:
         directory = directory_class.remote()
-        store = store_class.remote("node", directory, store_bytes, **store_options)
+        store = store_class.remote("node", [directory], store_bytes, **store_options)
     try:
         members = []
         for worker_id, role, handle in started:
             facts: WorkerFacts = ray.get(handle.facts.remote(), timeout=120)
             if store is not None:
-                ray.get(handle.use_store.remote(StoreAddress(directory, {"node": store}, "node")), timeout=30)
+                ray.get(handle.use_store.remote(StoreAddress((directory,), {"node": store}, "node")), timeout=30)
             members.append(
                 Member(
                     worker_id=worker_id,

@@ -32,6 +32,11 @@ class FigureError(ValueError):
         """The field, or a dotted path below it: `steps.2`."""
 
 
+def figure_file_names(folder: Path) -> list[str]:
+    """What `find_figure_file` takes as a name."""
+    return sorted(file.stem for file in folder.glob("*.yaml"))
+
+
 def find_figure_file(name_or_path: str, folder: Path) -> Path:
     """The file `folder/NAME.yaml`, or what the path says where it has a slash or ends in .yaml.
 
@@ -42,7 +47,7 @@ def find_figure_file(name_or_path: str, folder: Path) -> Path:
         return Path(name_or_path)
     path = folder / f"{name_or_path}.yaml"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        known = ", ".join(figure_file_names(folder))
         raise FigureFileError(
             f"there is no {folder.name} file named {name_or_path!r}: give the path of one, or {known}"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tuning.believable import Range, check_date, check_range, check_text
-from tuning.figure_file import FigureError, find_figure_file, read_figure_file
+from tuning.figure_file import FigureError, figure_file_names, find_figure_file, read_figure_file
 from tuning.model_shape import ModelShape
 
 _FOLDER = Path(__file__).parent / "hardware"
@@ -147,6 +147,11 @@ class HardwareProfile:
         """The measured times of a model in its dtype; None where there are none."""
         key = (model.name, model.dtype_bytes)
         return next((timing for timing in self.measured if (timing.model, timing.dtype_bytes) == key), None)
+
+
+def hardware_names() -> list[str]:
+    """The profiles that come along."""
+    return figure_file_names(_FOLDER)
 
 
 def read_hardware(name_or_path: str) -> HardwareProfile:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tuning.believable import Range, check_date, check_range, check_text
-from tuning.figure_file import FigureError, find_figure_file, read_figure_file
+from tuning.figure_file import FigureError, figure_file_names, find_figure_file, read_figure_file
 from tuning.price_steps import DiskStep, DramStep, check_prices, check_steps, step_at
 
 _FOLDER = Path(__file__).parent / "prices"
@@ -151,6 +151,11 @@ class PriceBook:
                 f"{self.name} has no disk class {disk_class!r}; it has {', '.join(sorted(self.disk_classes)) or 'none'}"
             )
         return self.disk_classes[disk_class]
+
+
+def price_book_names() -> list[str]:
+    """The books that come along."""
+    return figure_file_names(_FOLDER)
 
 
 def read_prices(name_or_path: str) -> PriceBook:

@@ -82,12 +82,6 @@ class Answers:
         del self.sequences[sequence.request_id]
         del self._rows[sequence.request_id]
 
-    def return_to_fetching(self, sequence: SequenceState) -> None:
-        """What was arriving for it has failed, or may have."""
-        num_tokens = self._scheduler.return_to_fetching(sequence)
-        if num_tokens is not None:
-            self.fetched(sequence.request_id, num_tokens)
-
     def fetched(self, request_id: str, num_tokens: int) -> bool:
         """See `Engine.fetched`."""
         sequence = self._scheduler.fetched(request_id, num_tokens)
@@ -118,7 +112,7 @@ class Answers:
         unusable = damaged.keys() | void.keys()
         events = [self.fail(self.sequences[request_id], reason) for request_id, reason in damaged.items()]
         for sequence in void.values():
-            self.return_to_fetching(sequence)
+            self._scheduler.return_to_fetching(sequence)
         waited_s, exports = 0.0, list[Export]()
         for chunk in wanted:
             sequence = chunk.sequence

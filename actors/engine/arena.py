@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from actors.engine.device_memory import zeroed_memory
 from kv.layout import KvLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -30,7 +31,7 @@ class Arena:
         self.num_slabs = num_slabs
         # zeros, not empty: attention multiplies masked positions by zero weights, and 0 * NaN left over in memory is
         # NaN.
-        self._memory = torch.zeros(num_slabs * self.slab_bytes, dtype=torch.uint8, device=device)
+        self._memory = zeroed_memory(num_slabs * self.slab_bytes, device)
         self.pages = self._memory.view(TORCH_DTYPES[layout.dtype]).view(
             num_slabs * slab_pages, 2, layout.block_tokens, layout.head_dim
         )

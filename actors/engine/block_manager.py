@@ -145,10 +145,6 @@ class BlockManager:
         """Live blocks with ids of at least `first`, ascending: those in the way of a pool of `first` blocks."""
         return [block for block in range(first, self.num_blocks) if self._references[block]]
 
-    def is_live(self, block: int) -> bool:
-        """Whether some sequence or export refers to the block."""
-        return self._references[block] > 0
-
     def plan_shrink(self, num_blocks: int) -> dict[int, int]:
         """Where the live blocks that are in the way of a pool of `num_blocks` would go: to free blocks that stay, then
         to the oldest cached ones. NoFreeBlocksError when they are too many. Changes nothing."""

@@ -37,6 +37,8 @@ class EngineConfig:
     """None: the model's own limit. Never more than the KV pool holds."""
     attention: str = "auto"
     """auto, torch or flash."""
+    kernels: str = "auto"
+    """auto (our own on a CPU where they can be built) or torch."""
     cuda_graphs: bool = True
     """Capture decode steps in CUDA graphs on a CUDA device."""
     early_export_bytes: int = 4 << 20

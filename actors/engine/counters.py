@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.engine.step_plan import Chunk
+from actors.engine.step_plan import Chunk, StepPlan
 
 
 @dataclass(slots=True)
@@ -23,6 +23,8 @@ class EngineCounters:
     """Tokens run again because of a preemption."""
     fetched_tokens: int = 0
     """Tokens whose KV was brought in from outside."""
+    early_starts: int = 0
+    """Requests that could be computed while their KV still arrived."""
     generated_tokens: int = 0
     finished_requests: int = 0
     aborted_requests: int = 0
@@ -35,10 +37,33 @@ class EngineCounters:
     waited_s: float = 0.0
     """Wall time in steps spent waiting for KV that came layer by layer."""
 
+    prefill_steps: int = 0
+    """Steps with prompt chunks, and the tokens of these."""
+    prefill_step_tokens: int = 0
+    decode_steps: int = 0
+    """Steps with decodes, and these."""
+    decode_step_rows: int = 0
+    decoding_requests: int = 0
+    """The same with the requests that wait for their turn in another step in flight."""
+
     @property
     def mean_step_s(self) -> float:
         """Wall time of a step; 0 before the first."""
         return self.busy_s / self.steps if self.steps else 0.0
+
+    def count_step(self, plan: StepPlan, duration_s: float, waited_s: float, *, turns: int, num_running: int) -> None:
+        """A step that has ended well, one of `turns` in which `num_running` requests take turns."""
+        self.steps += 1
+        self.busy_s += duration_s
+        self.waited_s += waited_s
+        if plan.prefills:
+            self.prefill_steps += 1
+            self.prefill_step_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
+        if plan.decodes:
+            rows = len(plan.decodes)
+            self.decode_steps += 1
+            self.decode_step_rows += rows
+            self.decoding_requests += min(turns * rows, max(rows, num_running))
 
     def count_chunk(self, chunk: Chunk) -> None:
         """To be called before the chunk's tokens count as computed."""

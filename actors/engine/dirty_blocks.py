@@ -10,7 +10,9 @@ class DirtyBlocks:
     """Remembers for each block when it was last written. Pure bookkeeping, used from the engine's thread.
 
     A point in time is a number that rises with every call of `point`. A write counts from when it is reported, which is
-    after it is done, so a copy that was made between the two is made again.
+    after it is done, so a copy that was made between the two is made again. A block is reported, too, when a sequence
+    is given it, whose fetch may write to it at any moment from then on: a copy that was made before is of something
+    else, and none is made early after it, since nobody finds the block by key before the fetch has ended.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ are under way at a time; they end in the order in which they began.
 What other threads may touch while a step runs: pages of blocks that a fetching sequence or an export holds. Such blocks
 are written, or read, by nobody else (a fetching sequence is not scheduled; a finished block never changes). Where a
 device does its work later than it is given it, the sequence's and the export's `mark` says when that holds for it too.
+Where lanes may move, such a copy passes `copy_gate`, and looks within it where the lanes are (`placement`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from actors.engine.answers import Answers, why_unlike
 from actors.engine.block_manager import BlockManager
 from actors.engine.config import EngineConfig
+from actors.engine.copy_gate import CopyGate
 from actors.engine.counters import EngineCounters
 from actors.engine.cuda_graphs import Capture, DecodeGraphs
 from actors.engine.exports import EarlyExports, Export, content_of
@@ -41,6 +43,7 @@ from actors.engine.sequence import Status
 from actors.engine.split_heads import HeadRoute
 from actors.engine.stage_work import RemoteStages
 from actors.engine.stages import stages_of
+from actors.engine.step_clock import StepClock
 from actors.engine.step_plan import Fetch
 from actors.engine.step_runner import make_step_runner
 from actors.engine.steps_in_flight import Route, StageFailure, StepsInFlight
@@ -86,7 +89,10 @@ class Engine:
             min_blocks=-(-config.early_export_bytes // (loaded.layout.kv_bytes_per_token * self.block_tokens)),
         )
         self.grants = Grants(loaded, self.scheduler, self.early_exports)
+        self.copy_gate = CopyGate()
+        """Closed by whoever changes the placement: see `EngineThread.hold_steps`."""
         self.counters = EngineCounters()
+        self.clock = StepClock(waits_in_layers=loaded.arena.pages.device.type != "cuda")
         self.on_news: Callable[[], None] = _ignore
         """Called from any thread when `has_news` has become true."""
         self.failure: StageFailure | None = None
@@ -115,6 +121,13 @@ class Engine:
         return self._runner.graphs
 
     @property
+    def placement(self) -> Placement | None:
+        """What lies where; None while everything is here. From any thread, for as long as a copy lasts that has passed
+        `copy_gate`."""
+        route = self._in_flight.route
+        return None if route is None else route.placement
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would compute something (fetching sequences wait for their KV and do not count)."""
         return bool(self.scheduler.waiting or self.scheduler.running)
@@ -138,6 +151,14 @@ class Engine:
     def is_step_over(self) -> bool:
         """Whether the oldest step in flight can be ended."""
         return self._in_flight.is_oldest_over
+
+    @property
+    def layer_steps(self) -> list[int]:
+        """[layer] steps of this instance for which the layer was run here."""
+        return [
+            self._in_flight.whole_steps + self._in_flight.layer_steps[layer]
+            for layer in range(self.loaded.spec.num_layers)
+        ]
 
     @property
     def num_live_requests(self) -> int:
@@ -186,8 +207,13 @@ class Engine:
 
     def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request is on its way, first layers first: it is
-        computed meanwhile. `fetched` follows in any case. False when the request is gone."""
-        return self.scheduler.arriving(request_id, num_tokens, incoming)
+        computed meanwhile. `fetched` follows in any case. False when the request is gone, or layers lie elsewhere: the
+        step would wait for the worker that has them to take its KV in, and that one, in a step of its own, for this
+        one."""
+        if self.placement is not None or not self.scheduler.arriving(request_id, num_tokens, incoming):
+            return False
+        self.counters.early_starts += 1
+        return True
 
     def fetched(self, request_id: str, num_tokens: int) -> bool:
         """The KV of the first `num_tokens` tokens of a fetching request arrived. False when the request is gone, or is
@@ -231,7 +257,7 @@ class Engine:
         for fetch in plan.fetches:  # their blocks were others' up to now, at the latest in the step before this one
             fetch.sequence.mark = self.loaded.copies.mark
         # flash-attn reads no masked places
-        if plan.fresh_blocks and self.loaded.backend_name == "torch" and self.loaded.lanes.lanes:
+        if plan.fresh_blocks and self.loaded.backend_name != "flash" and self.loaded.lanes.lanes:
             clear_pages(self.loaded, plan.fresh_blocks)
         if not plan.chunks:
             return False
@@ -257,13 +283,15 @@ class Engine:
         if step.output is None:
             assert step.error is not None
             raise step.error
+        computed_s = time.perf_counter()
         outcome = self._answers.take_step(step.plan.chunks, step.output, wanted)
         ended_s = time.perf_counter()
         duration_s = ended_s - max(step.started_s, self._last_end_s) - outcome.waited_s
         self._last_end_s = ended_s
-        self.counters.waited_s += outcome.waited_s
-        self.counters.steps += 1
-        self.counters.busy_s += duration_s
+        turns, num_running = self.scheduler.max_steps_in_flight, len(self.scheduler.running)
+        self.counters.count_step(step.plan, duration_s, outcome.waited_s, turns=turns, num_running=num_running)
+        if self._in_flight.route is None:
+            self.clock.count(step.plan, len(step.output.sampled), duration_s, ended_s - computed_s)
         return StepResult(
             outcome.events,
             self.take_fetches(),
@@ -282,15 +310,18 @@ class Engine:
         self, placement: Placement, remote: RemoteStages | None = None, heads: RemoteHeads | None = None
     ) -> None:
         """From the next step on layers and heads lie as `placement` says. Its home is this engine's worker; `remote` is
-        the way to the others' layers, and `heads` that to their heads of layers at home.
+        the way to the others' layers, and `heads` that to their heads of layers at home. Unless all are at home,
+        requests that were to be computed while their KV arrives wait for all of it.
 
         Raises:
-            RuntimeError: steps are in flight.
+            RuntimeError: steps are in flight, or other threads copy pages.
             ValueError: another model's placement, one that is not newer than the last, layers or heads at home that are
                 not here, heads elsewhere of a layer that is not at home, or no way to other workers.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; a placement changes between steps only")
+        if self.copy_gate.num_under_way:
+            raise RuntimeError(f"{self.copy_gate.num_under_way} copies of pages are under way; close the gate first")
         spec, stages = self.loaded.spec, stages_of(placement)
         if (placement.num_layers, placement.num_kv_heads) != (spec.num_layers, spec.num_kv_heads):
             raise ValueError(
@@ -315,34 +346,54 @@ class Engine:
         head_route = HeadRoute(placement, heads) if heads is not None and heads_away else None
         self._in_flight.route = None if placement.is_home else Route(placement, stages, remote, head_route)
         self._placement_version = placement.version
+        if not placement.is_home:
+            self._await_arrivals()
         # Heads elsewhere are waited for within a layer: further steps in flight would gain nothing.
         self.scheduler.max_steps_in_flight = self.config.max_steps_in_flight if layers_away else 1
+
+    def lose(self, worker: str, reason: str) -> None:
+        """What another worker has of this instance is not to be relied on: no step begins before `recompute_lost`."""
+        self.failure = self.failure or StageFailure(worker, -1, reason)
 
     def recompute_lost(self, *, all_content: bool) -> None:
         """After a failure: the requests of the steps that were lost wait again, to be computed from their tokens, and
         steps may begin. Nobody finds what is in their blocks.
 
         Args:
-            all_content: all KV that was ever computed here is void, that of other requests too: so it is when a worker
-                with some of it is gone.
+            all_content: all KV that was ever computed here is void, that of other requests and of exports too: so it
+                is when a worker with some of it is gone. The exports end: nothing that was read of them counts.
 
         Raises:
             RuntimeError: steps are in flight.
         """
         if self.num_in_flight:
             raise RuntimeError(f"{self.num_in_flight} steps are in flight; requests begin anew when all have ended")
+        if all_content:
+            self.early_exports.end_all()
         self.scheduler.recompute_lost(all_content=all_content)
         self.failure = None
 
     def fail_all(self, reason: str) -> StepResult:
         """Ends every request that may have been in a step that broke. Exports and fetching sequences stay: their blocks
         are in use by others. Fetches that the broken step planned are in the result."""
-        arriving = [s for s in self._answers.sequences.values() if s.incoming is not None]
-        for sequence in arriving:
-            if not sequence.num_in_flight:  # else it is in another step, which finds out whether its KV came
-                self._answers.return_to_fetching(sequence)
-        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING and s not in arriving]
+        self._await_arrivals()
+        failed = [s for s in self._answers.sequences.values() if s.status is not Status.FETCHING]
         return StepResult([self._answers.fail(sequence, reason) for sequence in failed], fetches=self.take_fetches())
+
+    def fail_longer_than(self, num_tokens: int, reason: str) -> StepResult:
+        """Ends requests that may grow beyond `num_tokens`, for which there will be no room. Those that are fetching
+        stay, because their blocks are written to; they may be ended when that is over."""
+        too_long = [
+            s
+            for s in self._answers.sequences.values()
+            if s.status is not Status.FETCHING and s.num_prompt_tokens + s.request.sampling.max_tokens > num_tokens
+        ]
+        return StepResult([self._answers.fail(sequence, reason) for sequence in too_long])
+
+    def _await_arrivals(self) -> None:
+        """Those whose KV still arrives are computed when all of it is there."""
+        for sequence in [s for s in self.scheduler.running if s.incoming is not None]:
+            self.scheduler.return_to_fetching(sequence)
 
     def check_idle(self) -> None:
         """Raises RuntimeError when blocks are held though no request is left, or the pool is inconsistent."""
@@ -370,11 +421,12 @@ class Engine:
         """
         return self.grants.depart(lanes, layers)
 
-    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = ()) -> Grant:
+    def lanes_returning(self, lanes: Collection[Lane], layers: Collection[int] = (), *, in_need: bool = False) -> Grant:
         """Makes room for lanes and weights that are to come home. The pool shrinks to what all lanes, those that come
         included, can hold. `grants.returning` has them, for copies into it; meanwhile they are run where they are.
+        `in_need`: they have nowhere else to be, and the pool may become smaller than `grants.promised_blocks`.
         Raises GrantRefusedError, with nothing changed."""
-        return self.grants.begin_return(lanes, layers)
+        return self.grants.begin_return(lanes, layers, in_need=in_need)
 
     def lanes_returned(self) -> int:
         """What `lanes_returning` made room for has been copied and is at home. Returns by how many blocks the pool

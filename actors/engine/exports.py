@@ -80,6 +80,11 @@ class EarlyExports:
         self._blocks.release(export.block_ids)
         return True
 
+    def end_all(self) -> None:
+        """What is in the blocks is void."""
+        for export_id in list(self._held):
+            self.end(export_id)
+
 
 def content_of(sequence: SequenceState, block_tokens: int) -> Export:
     """What an ended request left, its partly filled last block included."""

@@ -15,8 +15,20 @@ from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane, LaneTable
 from actors.engine.layer_memory import OWN_INSTANCE
 from actors.engine.loading import LoadedModel
-from actors.engine.room import GrantRefusedError, OwnMemory
+from actors.engine.room import GrantRefusedError, OwnMemory, Room
 from actors.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksWanted:
+    """What the home of an instance could do with, in blocks of every lane."""
+
+    least: int
+    now: int
+    """Of its pool."""
+    most: int
+    """What stays at home has room for so many."""
+    live: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,9 @@ class Grants:
         self.instances: dict[str, HostedInstance] = {}
         self.returning: HostedInstance | None = None
         """Own lanes and layers that have memory here again, while another worker runs them still."""
+        self.promised_blocks = 1
+        """What the own pool holds at least, were everything at home. No grant takes it, so that requests of the length
+        that was promised can always be served, and lanes that are away can always come home."""
         self._loaded = loaded
         self._blocks = scheduler.blocks
         self._own = OwnMemory(loaded, scheduler, early_exports)
@@ -56,31 +71,62 @@ class Grants:
     def grant(
         self, instance: str, lanes: Collection[Lane], layers: Collection[int], num_blocks: int, fingerprint: bytes
     ) -> Grant:
-        """Gives memory to lanes of another's instance and to the weights of its layers. What it has here already stays,
-        with as many blocks; more lanes, layers and blocks can be added.
+        """Gives memory to lanes of another's instance and to the weights of its layers, beside what it has here.
 
         Args:
             num_blocks: of every lane of the instance here, those it has already included; at least the home's blocks.
+                Where these have more, it is the home that has given up the blocks beyond.
             fingerprint: of the instance's model, which must be the engine's own.
 
         Raises:
             GrantRefusedError: there is no room, or it cannot be; nothing was changed.
         """
-        known = self.instances.get(instance)
-        hosted = known or HostedInstance(instance, self._loaded, self.lock)
-        self._check(hosted, lanes, layers)
-        if fingerprint != self._loaded.fingerprint:
-            raise GrantRefusedError(f"instance {instance!r} is of another model than this worker's")
-        if num_blocks < max(1, hosted.num_blocks):
-            raise GrantRefusedError(
-                f"{num_blocks} blocks were asked for; allowed are {max(1, hosted.num_blocks)}, which it has, or more"
-            )
-        each = -(-num_blocks // self._loaded.arena.slab_pages)
-        had = hosted.lanes.slabs_each * len(hosted.lanes.lanes)
-        lane_slabs = each * (len(lanes) + len(hosted.lanes.lanes)) - had
-        granted = self._make_room(hosted, lanes, layers, num_blocks, lane_slabs)
+        hosted = self._known(instance)
+        self._check(hosted, lanes, layers, num_blocks, fingerprint)
+        granted = self._make_room(hosted, lanes, layers, num_blocks)
         self.instances[instance] = hosted
         return granted
+
+    def offer(
+        self, instance: str, lanes: Collection[Lane], layers: Collection[int], wanted: BlocksWanted, fingerprint: bytes
+    ) -> int:
+        """So many blocks could be granted: what the home has, or more where that is fair, or less where there is no
+        room for as many. Changes nothing. Raises GrantRefusedError."""
+        hosted, blocks = self._known(instance), wanted.least
+        self._check(hosted, lanes, layers, blocks, fingerprint)
+        num_lanes = len(lanes) + len(hosted.lanes.lanes)
+        had = hosted.lanes.slabs_each * len(hosted.lanes.lanes)
+        most = (self._spare_slabs() + had) // num_lanes * self._loaded.arena.slab_pages
+        fair = self.fair_blocks(instance, lanes, layers, wanted.live)
+        blocks = max(wanted.least, min(most, max(wanted.now, min(wanted.most, fair))))
+        # A little more than what is live now, so that the grant itself is not refused a moment later.
+        kept = min(self._blocks.num_blocks, -(-self._blocks.num_live * 5 // 4))
+        while True:
+            try:
+                if self._plan(hosted, lanes, layers, blocks).num_blocks >= kept or blocks == wanted.least:
+                    return blocks
+            except GrantRefusedError:
+                if blocks == wanted.least:
+                    raise
+            blocks = (blocks + wanted.least) // 2
+
+    def fair_blocks(self, instance: str, lanes: Collection[Lane], layers: Collection[int], live_blocks: int) -> int:
+        """Blocks of each lane of another's instance, those it has here and `lanes`, if the memory of these and of the
+        own lanes is shared out by what both instances have live, as the planner takes it to be (ours). Each counts as
+        having one block more than it has, so that memory that nobody uses is shared out evenly."""
+        own, arena, hosted = self._loaded.lanes, self._loaded.arena, self._known(instance)
+        had, num_lanes = hosted.lanes.slabs_each * len(hosted.lanes.lanes), len(lanes) + len(hosted.lanes.lanes)
+        slabs = own.slabs_each * len(own.lanes) + had + arena.num_free_slabs - self._weight_slabs(layers)
+        ours, theirs = (self._blocks.num_live + 1) * len(own.lanes), (live_blocks + 1) * num_lanes
+        return max(0, slabs) * arena.slab_pages * (live_blocks + 1) // (ours + theirs)
+
+    def blocks_without(self, lanes: Collection[Lane], layers: Collection[int]) -> int:
+        """Blocks that the own lanes here could hold if `lanes`, and the weights of `layers`, left."""
+        own, arena, memory = self._loaded.lanes, self._loaded.arena, self._loaded.layer_memory
+        leaving = [layer for layer in layers if memory.holders(layer) == {OWN_INSTANCE}]
+        slabs = own.slabs_each * len(own.lanes) + arena.num_free_slabs
+        slabs += sum(arena.slabs_for(memory.packed_bytes(layer)) for layer in leaving)
+        return slabs // max(1, len(own.lanes) - len(lanes)) * arena.slab_pages
 
     def release(self, instance: str, lanes: Collection[Lane] | None = None, layers: Collection[int] = ()) -> int:
         """Takes lanes, and layers with all their lanes, of a hosted instance away: they have gone elsewhere, or its
@@ -108,6 +154,19 @@ class Grants:
                 del self.instances[instance]
         self._loaded.lanes.deal()
         return self._grow_pool()
+
+    def shrink_pool(self, num_blocks: int) -> Mapping[int, int]:
+        """The own pool has so many blocks at most from now on, if `limit_blocks` keeps it there. Returns own live
+        blocks and what they have become: see `Grant.moved_blocks`. Raises GrantRefusedError, with nothing changed."""
+        room = self._own.plan(0, [], self._foreign_tables(), num_blocks)
+        with self.lock:
+            self._own.make(room, self._foreign_tables())
+        return room.block_moves
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """By worker that has lanes of the own instance: the blocks that it has room for."""
+        return self._limits
 
     def limit_blocks(self, host: str, num_blocks: int | None) -> int:
         """`host` has room for so many blocks of the own instance's lanes; None when it has none of them any more. The
@@ -138,27 +197,29 @@ class Grants:
         own.depart(gone)
         return self._grow_pool()
 
-    def begin_return(self, lanes: Collection[Lane], layers: Collection[int]) -> Grant:
+    def blocks_after_return(self, lanes: Collection[Lane], layers: Collection[int]) -> int:
+        """Blocks of the own pool once these have come home; 0 when they cannot."""
+        each = self._slabs_after_return(lanes, layers)
+        return min(self._blocks.num_blocks, each * self._loaded.arena.slab_pages)
+
+    def begin_return(self, lanes: Collection[Lane], layers: Collection[int], *, in_need: bool = False) -> Grant:
         """See `Engine.lanes_returning`."""
         if self.returning is not None:
             raise GrantRefusedError("other lanes are coming home already: one return at a time")
-        own, arena, memory = self._loaded.lanes, self._loaded.arena, self._loaded.layer_memory
+        own, slab_pages = self._loaded.lanes, self._loaded.arena.slab_pages
         if own.lanes & set(lanes) or self._loaded.model.layers.keys() & set(layers):
             raise GrantRefusedError("some of these lanes and layers are at home")
         hosted = HostedInstance(OWN_INSTANCE, self._loaded, self.lock)
-        self._check(hosted, lanes, layers)
-        weights = sum(arena.slabs_for(memory.packed_bytes(layer)) for layer in layers if layer not in memory)
-        # As if all lanes, those at home and those coming home, shared what there is.
-        total = own.slabs_each * len(own.lanes) + arena.num_free_slabs - weights
-        each = max(0, total) // (len(own.lanes) + len(lanes))
-        if own.lanes:
-            each = min(each, own.slabs_each)
-        if each < 1:
+        self._check_modules(hosted, lanes, layers)
+        each = self._slabs_after_return(lanes, layers)
+        least = 1 if in_need else -(-self.promised_blocks // slab_pages)
+        if each < least:
             raise GrantRefusedError(
-                f"{len(lanes)} lanes and {weights} slabs of weights cannot come home: {max(0, total)} slabs are left "
-                f"for {len(own.lanes) + len(lanes)} lanes, which need one each"
+                f"{len(lanes)} lanes and the weights of {len(layers)} layers cannot come home: {each} slabs are left "
+                f"for each of {len(own.lanes) + len(lanes)} lanes, which need {least}; layers that this worker hosts "
+                "for others must leave first"
             )
-        granted = self._make_room(hosted, lanes, layers, each * arena.slab_pages, each * len(lanes))
+        granted = self._make_room(hosted, lanes, layers, each * slab_pages)
         self.returning = hosted
         return granted
 
@@ -180,6 +241,26 @@ class Grants:
         self._loaded.lanes.deal()
         return self._grow_pool()
 
+    def _slabs_after_return(self, lanes: Collection[Lane], layers: Collection[int]) -> int:
+        """Of each lane, as if all of them, those at home and those coming home, shared what there is."""
+        own = self._loaded.lanes
+        total = own.slabs_each * len(own.lanes) + self._loaded.arena.num_free_slabs - self._weight_slabs(layers)
+        each = max(0, total) // max(1, len(own.lanes) + len(lanes))
+        return min(each, own.slabs_each) if own.lanes else each
+
+    def _weight_slabs(self, layers: Collection[int]) -> int:
+        """For those of the layers whose weights have no memory here."""
+        arena, memory = self._loaded.arena, self._loaded.layer_memory
+        return sum(arena.slabs_for(memory.packed_bytes(layer)) for layer in layers if layer not in memory)
+
+    def _spare_slabs(self) -> int:
+        """Slabs that lanes of others can be given so that, were all that is away at home, what is promised is kept."""
+        layout, own, arena = self._loaded.layout, self._loaded.lanes, self._loaded.arena
+        tables = [own] if self.returning is None else [own, self.returning.lanes]
+        have = sum(table.slabs_each * len(table.lanes) for table in tables) + arena.num_free_slabs
+        have -= self._weight_slabs(range(layout.num_layers))  # those that come are among these
+        return have - layout.num_layers * layout.num_kv_heads * -(-self.promised_blocks // arena.slab_pages)
+
     def _take_returning(self, *, whole: bool) -> HostedInstance:
         hosted = self.returning
         if hosted is None:
@@ -189,7 +270,21 @@ class Grants:
         self.returning = None
         return hosted
 
-    def _check(self, hosted: HostedInstance, lanes: Collection[Lane], layers: Collection[int]) -> None:
+    def _check(
+        self,
+        hosted: HostedInstance,
+        lanes: Collection[Lane],
+        layers: Collection[int],
+        num_blocks: int,
+        fingerprint: bytes,
+    ) -> None:
+        self._check_modules(hosted, lanes, layers)
+        if fingerprint != self._loaded.fingerprint:
+            raise GrantRefusedError(f"instance {hosted.instance!r} is of another model than this worker's")
+        if num_blocks < 1:
+            raise GrantRefusedError(f"{num_blocks} blocks were asked for; allowed are 1 or more")
+
+    def _check_modules(self, hosted: HostedInstance, lanes: Collection[Lane], layers: Collection[int]) -> None:
         layout = self._loaded.layout
         all_lanes = {(layer, head) for layer in range(layout.num_layers) for head in range(layout.num_kv_heads)}
         if len(set(lanes)) != len(lanes) or not set(lanes) <= all_lanes - set(hosted.lanes.lanes):
@@ -201,15 +296,33 @@ class Grants:
         if bare := set(layers) - {layer for layer, _ in (*lanes, *hosted.lanes.lanes)}:
             raise GrantRefusedError(f"layers {sorted(bare)} were to come without a lane of theirs")
 
-    def _make_room(
-        self, hosted: HostedInstance, lanes: Collection[Lane], layers: Collection[int], num_blocks: int, lane_slabs: int
-    ) -> Grant:
-        memory, before = self._loaded.layer_memory, self._blocks.num_blocks
-        is_return = hosted.instance == OWN_INSTANCE
+    def _known(self, instance: str) -> HostedInstance:
+        """What an instance has here, if anything."""
+        return self.instances.get(instance) or HostedInstance(instance, self._loaded, self.lock)
+
+    def _plan(self, hosted: HostedInstance, lanes: Collection[Lane], layers: Collection[int], num_blocks: int) -> Room:
+        memory, is_return = self._loaded.layer_memory, hosted.instance == OWN_INSTANCE
+        each, had = -(-num_blocks // self._loaded.arena.slab_pages), hosted.lanes.slabs_each * len(hosted.lanes.lanes)
+        lane_slabs = each * (len(lanes) + len(hosted.lanes.lanes)) - had
         absent = [layer for layer in sorted(layers) if layer not in memory]
         room = self._own.plan(lane_slabs, absent, self._foreign_tables(), num_blocks if is_return else None)
+        if not is_return:  # what is in the way now is said first
+            spare = self._spare_slabs()
+            if lane_slabs > spare:
+                raise GrantRefusedError(
+                    f"{lane_slabs} slabs are needed for lanes; {max(0, spare)} can be given: own requests keep "
+                    f"{self.promised_blocks} blocks, and all own layers their room"
+                )
+        return room
+
+    def _make_room(
+        self, hosted: HostedInstance, lanes: Collection[Lane], layers: Collection[int], num_blocks: int
+    ) -> Grant:
+        memory, before = self._loaded.layer_memory, self._blocks.num_blocks
+        room = self._plan(hosted, lanes, layers, num_blocks)
         with self.lock:
             self._own.make(room, self._foreign_tables())
+            hosted.lanes.cut(num_blocks)
             hosted.lanes.add(lanes, num_blocks)
         for layer in layers:
             memory.hold(layer, hosted.instance)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
 
-from actors.engine.attention.choice import choose_backend
-from actors.engine.attention.interface import AttentionBackend, LayerKv
+from actors.engine.attention.interface import LayerKv
 from actors.engine.batch import PackedStep, StepBatch
 from actors.engine.dirty_blocks import DirtyBlocks
 from actors.engine.head_work import HeadDone, HeadTables, HeadWork, decode_head_work, encode_head_work
@@ -51,11 +51,15 @@ class HostedInstance:
         """Layers whose weights it was granted here."""
         self.version: int | None = None
         self.dirty_blocks = DirtyBlocks()
+        self.layer_steps: Counter[int] = Counter()
+        """By layer: steps for which it was run here."""
         self._loaded = loaded
         # Backends of its own: each keeps what belongs to a step, and so does the engine's.
-        self._backend, self._head_backend = _backend_for(loaded), _backend_for(loaded)
+        self._backend, self._head_backend = loaded.new_backend(), loaded.new_backend()
         weights = loaded.layer_memory.weights
-        self._model = CausalModel(loaded.spec, {}, weights, loaded.arena.pages, self.lanes, self._backend)
+        self._model = CausalModel(
+            loaded.spec, {}, weights, loaded.arena.pages, self.lanes, self._backend, loaded.model.ops
+        )
         self._last_done = (-1, -1)
         self._last_attended: dict[int, int] = {}
         """By layer, the step that was last."""
@@ -117,6 +121,7 @@ class HostedInstance:
                 batch = self._prepare(work)
                 try:
                     hidden = self._model.run_layers(work.hidden.to(self._device), work.layers, batch)
+                    self.layer_steps.update(work.layers)
                 finally:
                     self._loaded.copies.computed()
                 return StageDone(work.instance, work.version, work.step_id, hidden.cpu().contiguous())
@@ -227,13 +232,8 @@ class HostedInstance:
         return batch
 
     def _clear(self, fresh_blocks: torch.Tensor, layers: Iterable[int]) -> None:
-        if self._backend.name == "torch":  # flash-attn reads no masked places
+        if self._backend.name != "flash":  # flash-attn reads no masked places
             self.lanes.clear_blocks(fresh_blocks.tolist(), layers)
 
     def _wrote(self, step: PackedStep) -> None:
         self.dirty_blocks.wrote(step.shape.split(step.packed)[2].tolist())
-
-
-def _backend_for(loaded: LoadedModel) -> AttentionBackend:
-    layout, device = loaded.layout, loaded.arena.pages.device
-    return choose_backend(loaded.backend_name, device, layout.block_tokens, layout.dtype, layout.head_dim)

@@ -140,6 +140,13 @@ class LaneTable:
         self._arena.give_back([slab for slabs in self._map.slabs.values() for slab in slabs[-slabs_each:]])
         self._replace({lane: slabs[:-slabs_each] for lane, slabs in self._map.slabs.items()})
 
+    def cut(self, max_blocks: int) -> None:
+        """Lowers the cap to `max_blocks`; slabs beyond it go back to the arena. Whoever has the blocks has given up
+        those beyond before."""
+        if max_blocks < self.num_blocks:
+            self.give_up(self.slabs_each - -(-max_blocks // self._arena.slab_pages))
+            self._max_blocks = max_blocks
+
     def adopt(self, other: LaneTable, lanes: Iterable[Lane]) -> None:
         """Takes lanes over from another table of the same arena, with what lies in their pages. Slabs that other lanes
         have beyond the shortest one's go back."""

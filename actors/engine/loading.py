@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +13,19 @@ import xxhash
 
 from actors.engine.arena import TORCH_DTYPES, Arena
 from actors.engine.attention.choice import choose_backend, default_block_tokens
+from actors.engine.attention.interface import AttentionBackend
 from actors.engine.config import ConfigError, EngineConfig
+from actors.engine.device_memory import zeroed_memory
+from actors.engine.kernels.layer_ops import NativeLayerOps
+from actors.engine.kernels.library import DTYPES, Kernels, load_kernels
 from actors.engine.lane_table import LaneTable
 from actors.engine.layer_memory import LayerMemory
+from actors.engine.layer_ops import LayerOps, TorchLayerOps
 from actors.engine.model import CausalModel
 from actors.engine.model_spec import ModelSpec, read_model_spec
 from actors.engine.page_copies import PageCopies, make_page_copies
 from actors.engine.weight_names import read_layer, read_outer
-from actors.engine.weights import Checkpoint, packed_bytes
+from actors.engine.weights import Checkpoint, pack, packed_bytes
 from kv.layout import KvLayout
 
 _DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -42,6 +49,8 @@ class LoadedModel:
     fingerprint: bytes
     """16 bytes over weights, dtype and layout: KV blocks are exchanged only between equal ones."""
     backend_name: str
+    new_backend: Callable[[], AttentionBackend]
+    """Another one of the same kind: each keeps what belongs to a step of one instance."""
     copies: PageCopies
     """Between the arena's pages and host memory."""
 
@@ -58,11 +67,15 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
     dtype_name = choose_dtype(config.dtype, spec, device)
     block_tokens = config.block_tokens or default_block_tokens(config.attention, device, dtype_name, spec.head_dim)
     layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_tokens, dtype_name)
-    backend = choose_backend(config.attention, device, block_tokens, dtype_name, spec.head_dim)
     dtype = TORCH_DTYPES[dtype_name]
+    kernels = choose_kernels(config.kernels, device, dtype)
+    new_backend = functools.partial(
+        choose_backend, config.attention, device, block_tokens, dtype_name, spec.head_dim, kernels
+    )
+    backend = new_backend()
 
     checkpoint = Checkpoint(folder)
-    outer = {role: tensor.to(device, dtype) for role, tensor in read_outer(checkpoint, spec).items()}
+    outer = pack(read_outer(checkpoint, spec), dtype, lambda num_bytes: zeroed_memory(num_bytes, device))
     first = read_layer(checkpoint, spec, 0)
     slab_bytes = config.slab_pages * layout.page_bytes
     weight_slabs_each = -(-packed_bytes(first, dtype) // slab_bytes)
@@ -80,13 +93,28 @@ def load_model(folder: Path, config: EngineConfig) -> LoadedModel:
         config.kv_cache_blocks,
     )
     logger.info(
-        "loaded %s on %s: %d layers, %s, %d blocks of %d tokens, %s attention",
+        "loaded %s on %s: %d layers, %s, %d blocks of %d tokens, %s attention, kernels %s",
         folder, device, spec.num_layers, dtype_name, lanes.num_blocks, block_tokens, backend.name,
+        "torch" if kernels is None else kernels.instructions.name.lower(),
     )  # fmt: skip
-    model = CausalModel(spec, outer, layers, arena.pages, lanes, backend)
+    ops: LayerOps = TorchLayerOps(spec) if kernels is None else NativeLayerOps(spec, kernels)
+    model = CausalModel(spec, outer, layers, arena.pages, lanes, backend, ops)
     fingerprint = _fingerprint(checkpoint, spec, layout)
     copies = make_page_copies(arena.pages)
-    return LoadedModel(model, spec, layout, arena, lanes, layer_memory, fingerprint, backend.name, copies)
+    return LoadedModel(model, spec, layout, arena, lanes, layer_memory, fingerprint, backend.name, new_backend, copies)
+
+
+def read_packed_layer(folder: Path, spec: ModelSpec, dtype: torch.dtype, layer: int) -> torch.Tensor:
+    """A layer of the checkpoint as it lies in an arena, uint8 on the CPU: for a worker that has it no more. Raises
+    CheckpointError."""
+    memory: list[torch.Tensor] = []
+
+    def take(num_bytes: int) -> torch.Tensor:
+        memory.append(torch.zeros(num_bytes, dtype=torch.uint8))
+        return memory[0]
+
+    pack(read_layer(Checkpoint(folder), spec, layer), dtype, take)
+    return memory[0]
 
 
 def choose_device(name: str) -> torch.device:
@@ -109,6 +137,13 @@ def choose_dtype(name: str, spec: ModelSpec, device: torch.device) -> str:
     if spec.checkpoint_dtype not in TORCH_DTYPES:
         return "float32"
     return "bfloat16" if spec.checkpoint_dtype == "float16" and device.type == "cpu" else spec.checkpoint_dtype
+
+
+def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kernels | None:
+    """Our own kernels, or None for torch's operators. `auto` takes them on a CPU where they can be built."""
+    if name not in ("auto", "torch"):
+        raise ConfigError(f"kernels is {name!r}; allowed are auto and torch")
+    return load_kernels() if name == "auto" and device.type == "cpu" and dtype in DTYPES else None
 
 
 def _kv_slabs(config: EngineConfig, layout: KvLayout, device: torch.device, weight_bytes: int) -> int:

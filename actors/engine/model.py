@@ -15,18 +15,10 @@ import torch.nn.functional as F
 from actors.engine.attention.interface import AttentionBackend, LayerKv
 from actors.engine.batch import StepBatch
 from actors.engine.lane_table import LaneTable
-from actors.engine.model_spec import ModelSpec, UnsupportedModelError
-from actors.engine.row_padding import pad_rows
+from actors.engine.layer_ops import LayerOps
+from actors.engine.model_spec import ModelSpec
 from actors.engine.split_heads import StepHeads
 from actors.engine.weights import LayerWeights
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +47,15 @@ class CausalModel:
         pages: torch.Tensor,
         lanes: LaneTable,
         backend: AttentionBackend,
+        ops: LayerOps,
     ) -> None:
-        if spec.activation not in _ACTIVATIONS:
-            raise UnsupportedModelError(
-                f"activation {spec.activation!r} is not served; allowed: {', '.join(_ACTIVATIONS)}"
-            )
         self.spec = spec
+        self.ops = ops
         self.layers = layers
         self._outer = outer
         self._pages = pages
         self._lanes = lanes
         self._backend = backend
-        self._activation = _ACTIVATIONS[spec.activation]
         self._frequencies = torch.tensor(spec.rotary_frequencies, dtype=torch.float32, device=pages.device)
 
     def forward(self, batch: StepBatch, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -77,7 +66,7 @@ class CausalModel:
         """[T, hidden]"""
         x = F.embedding(batch.token_ids, self._outer["embedding.weight"])
         if "project_in.weight" in self._outer:
-            x = F.linear(x, self._outer["project_in.weight"])
+            x = self._linear(x, "project_in.weight")
         if self.spec.position_offset is not None:
             x = x + F.embedding(batch.positions + self.spec.position_offset, self._outer["positions.weight"])
         return x
@@ -95,65 +84,61 @@ class CausalModel:
         HeadsLostError is its."""
         self._backend.begin(batch)
         step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype), heads)
-        x = pad_rows(x)
+        x, delta = self.ops.pad(x), None
         for layer in layers:
             if before_layer is not None:
                 before_layer(layer)
-            x = self._layer(x, layer, step)
-        return x[: step.num_rows]
+            x, delta = self._layer(x, delta, layer, step)
+        return (x if delta is None else x + delta)[: step.num_rows]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden] of the last layer -> logits [n, vocab]."""
-        num_rows = x.shape[0]
-        x = pad_rows(x)
         if self.spec.final_norm:
-            x = self._norm(x, self._outer.get("final_norm.weight"), self._outer.get("final_norm.bias"))
+            x = self.ops.norm(x, self._outer.get("final_norm.weight"), self._outer.get("final_norm.bias"))
         if "project_out.weight" in self._outer:
-            x = F.linear(x, self._outer["project_out.weight"])
-        head = self._outer.get("head.weight")
-        return F.linear(x, self._outer["embedding.weight"] if head is None else head)[:num_rows]
+            x = self._linear(x, "project_out.weight")
+        return self._linear(x, "head.weight" if "head.weight" in self._outer else "embedding.weight")
 
-    def _layer(self, x: torch.Tensor, layer: int, step: _Step) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, role: str) -> torch.Tensor:
+        return self.ops.linear(self.ops.pad(x), self._outer[role])[: x.shape[0]]
+
+    def _layer(
+        self, x: torch.Tensor, delta: torch.Tensor | None, layer: int, step: _Step
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states x + delta before the layer, and the same after it: the next norm adds them up in one go."""
         weights = self.layers[layer]
-        if self.spec.pre_norm:
-            x = x + self._attention(self._layer_norm(x, weights, "attention_norm"), layer, weights, step)
-            return x + self._mlp(self._layer_norm(x, weights, "mlp_norm"), weights)
-        x = self._layer_norm(x + self._attention(x, layer, weights, step), weights, "attention_norm")
-        return self._layer_norm(x + self._mlp(x, weights), weights, "mlp_norm")
+        attention_norm = weights.get("attention_norm.weight"), weights.get("attention_norm.bias")
+        mlp_norm = weights.get("mlp_norm.weight"), weights.get("mlp_norm.bias")
+        if not self.spec.pre_norm:
+            _, x = self.ops.add_norm(x, self._attention(x, layer, weights, step), *attention_norm)
+            return self.ops.add_norm(x, self._mlp(x, weights), *mlp_norm)[1], None
+        if delta is None:
+            normed = self.ops.norm(x, *attention_norm)
+        else:
+            x, normed = self.ops.add_norm(x, delta, *attention_norm)
+        x, normed = self.ops.add_norm(x, self._attention(normed, layer, weights, step), *mlp_norm)
+        return x, self._mlp(normed, weights)
 
     def _attention(self, x: torch.Tensor, layer: int, weights: LayerWeights, step: _Step) -> torch.Tensor:
-        spec = self.spec
-        qkv = F.linear(x, weights["qkv.weight"], weights.get("qkv.bias"))
+        spec, ops = self.spec, self.ops
+        qkv = ops.linear(x, weights["qkv.weight"], weights.get("qkv.bias"))
         qkv = qkv[: step.num_rows].view(step.num_rows, -1, spec.head_dim)
         q, k, v = qkv.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if "q_norm.weight" in weights:
             q = F.rms_norm(q, (spec.head_dim,), weights["q_norm.weight"], spec.norm_eps)
             k = F.rms_norm(k, (spec.head_dim,), weights["k_norm.weight"], spec.norm_eps)
         if step.rotation is not None:
-            q, k = _rotate(q, *step.rotation), _rotate(k, *step.rotation)
+            q, k = ops.rotate(q, *step.rotation), ops.rotate(k, *step.rotation)
         kv = LayerKv(self._pages, self._lanes.pages(layer), spec.windows[layer], spec.head_dim**-0.5)
         if step.heads is None:
             out = self._backend.attend(q, k, v, kv)
         else:
             out = step.heads.attend(layer, q, k, v, kv, self._backend)
-        return F.linear(pad_rows(out.flatten(1)), weights["o.weight"], weights.get("o.bias"))
+        return ops.linear(ops.pad(out.flatten(1)), weights["o.weight"], weights.get("o.bias"))
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
-        up = F.linear(x, weights["up.weight"], weights.get("up.bias"))
-        if self.spec.gated_mlp:
-            gate, up = up.chunk(2, dim=-1)
-            up = self._activation(gate) * up
-        else:
-            up = self._activation(up)
-        return F.linear(up, weights["down.weight"], weights.get("down.bias"))
-
-    def _layer_norm(self, x: torch.Tensor, weights: LayerWeights, role: str) -> torch.Tensor:
-        return self._norm(x, weights.get(f"{role}.weight"), weights.get(f"{role}.bias"))
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        if self.spec.rms_norm:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.spec.norm_eps)
-        return F.layer_norm(x, (x.shape[-1],), weight, bias, self.spec.norm_eps)
+        up = self.ops.linear(x, weights["up.weight"], weights.get("up.bias"))
+        return self.ops.linear(self.ops.activate(up), weights["down.weight"], weights.get("down.bias"))
 
     def _rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See _Step."""
@@ -163,9 +148,3 @@ class CausalModel:
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         scaling = self.spec.rotary_scaling
         return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding in the half-split convention of Hugging Face checkpoints; x [T, heads, head_dim]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin

@@ -42,12 +42,13 @@ def read_weights(memory: LayerMemory, layer: int) -> tuple[torch.Tensor, bytes]:
 
 @torch.inference_mode()
 def write_weights(memory: LayerMemory, layer: int, data: torch.Tensor, checksum: bytes) -> None:
-    """Puts weights from `read_weights` into the memory that was granted for them: the layer can be run then.
+    """Puts weights from `read_weights` into the memory that was granted for them: the layer can be run then. Where they
+    have come already, for another instance, they are left as they are.
 
     Raises:
-        TransferError: the layer has no memory here, or has its weights already; another size, or another checksum.
+        TransferError: the layer has no memory here; another size, or another checksum.
     """
-    if layer not in memory or layer in memory.weights:
+    if layer not in memory:
         raise TransferError(f"layer {layer} waits for no weights here")
     target = memory.bytes_of(layer)
     if data.dtype != torch.uint8 or data.shape != target.shape:
@@ -56,8 +57,9 @@ def write_weights(memory: LayerMemory, layer: int, data: torch.Tensor, checksum:
         )
     if _checksum(data) != checksum:
         raise TransferError(f"weights of layer {layer} came with another checksum than they were sent with")
-    target.copy_(data)
-    memory.arrived(layer)
+    if layer not in memory.weights:
+        target.copy_(data)
+        memory.arrived(layer)
 
 
 def page_chunks(arena: Arena, lanes: Sequence[Lane], blocks: Sequence[int], max_bytes: int) -> Iterator[PageChunk]:

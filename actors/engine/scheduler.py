@@ -74,7 +74,6 @@ class Scheduler:
         self.num_answers_given_up = 0
         self._arrivals = 0
         self._steps = 0
-        self._fresh_blocks: list[int] = []
         self._ended_in_flight: set[SequenceState] = set()
         self._giving_way: list[SequenceState] = []
 
@@ -130,17 +129,18 @@ class Scheduler:
                 sequence.status = Status.FETCHING
                 self.fetching[sequence.request_id] = sequence
                 plan.fetches.append(Fetch(sequence, sequence.num_computed, sequence.external_tokens))
-                filled = set(self._filled_by_fetch(sequence))
-                self._fresh_blocks = [block for block in self._fresh_blocks if block not in filled]
+                sequence.fresh_blocks = []  # which of them the fetch leaves as they are is known at its end
                 continue
             self._start(sequence)
             chunk = self._chunk(sequence, budget)
             (plan.decodes if chunk.num_tokens == 1 else plan.prefills).append(chunk)
             budget -= chunk.num_tokens
-        plan.fresh_blocks, self._fresh_blocks = self._fresh_blocks, []
         for chunk in plan.chunks:
-            chunk.sequence.num_in_flight += chunk.num_tokens
-            chunk.sequence.last_step = plan.step_id
+            sequence = chunk.sequence
+            sequence.num_in_flight += chunk.num_tokens
+            sequence.last_step = plan.step_id
+            plan.fresh_blocks += sequence.fresh_blocks
+            sequence.fresh_blocks = []
         return plan
 
     def returned(self, plan: StepPlan) -> list[Chunk]:
@@ -166,18 +166,20 @@ class Scheduler:
 
     def recompute_lost(self, *, all_content: bool) -> None:
         """The sequences of lost steps wait again, to be computed from their tokens; their blocks go back and are not
-        found again. `all_content`: all that was ever computed is void, whoever has it. Only while no step is in
-        flight."""
+        found again. `all_content`: all that was ever computed is void, whoever has it, and exports end. Only while no
+        step is in flight."""
         if all_content:
             self.blocks.forget(range(self.blocks.num_blocks))
+            for request_id in list(self.exports):
+                self.release_export(request_id)
             for sequence in (*self.running, *self.fetching.values()):
                 sequence.is_void = True
         void = [sequence for sequence in self.running if sequence.is_void]
         for sequence in sorted(void, key=lambda s: s.arrival, reverse=True):
             if sequence.incoming is None:
                 self._begin_anew(sequence)
-            elif (num_tokens := self.return_to_fetching(sequence)) is not None:
-                self.fetched(sequence.request_id, num_tokens)
+            else:
+                self.return_to_fetching(sequence)
 
     def arriving(self, request_id: str, num_tokens: int, incoming: LayerArrival) -> bool:
         """The first `num_tokens` tokens' KV of a fetching sequence is on its way, first layers first: it may be
@@ -188,31 +190,26 @@ class Scheduler:
         del self.fetching[request_id]
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         sequence.incoming = incoming
+        self._note_unfilled(sequence, num_tokens)
         self._start(sequence)
         return True
 
-    def return_to_fetching(self, sequence: SequenceState) -> int | None:
-        """What was arriving for it has failed: it waits for `fetched` again, which says what there is. Where that has
-        come meanwhile, what it said is returned, and it is to be told again."""
+    def return_to_fetching(self, sequence: SequenceState) -> None:
+        """What was arriving for it has failed, or is not to be computed with before all of it is there: it waits for
+        `fetched` again, which says what there is."""
         self.running.remove(sequence)
         sequence.status = Status.FETCHING
         self.fetching[sequence.request_id] = sequence
         sequence.incoming = None
         sequence.num_computed = sequence.num_registered * self.settings.block_tokens
-        num_tokens, sequence.late_fetch_tokens = sequence.late_fetch_tokens, None
-        return num_tokens
 
     def fetched(self, request_id: str, num_tokens: int) -> SequenceState | None:
         """The first `num_tokens` tokens' KV of a fetching sequence are in its blocks; the rest will be computed. None
-        when the request is gone, was computed while it arrived, or begins anew. While a step that uses what arrives is
-        in flight it is noted in `late_fetch_tokens`: only if the step finds it failed it is to be told again."""
+        when the request is gone, was computed while it arrived, or begins anew."""
         sequence = self.fetching.get(request_id)
         if sequence is None:
             sequence = next((s for s in self.running if s.request_id == request_id and s.incoming is not None), None)
             if sequence is None:
-                return None
-            if sequence.num_in_flight:
-                sequence.late_fetch_tokens = num_tokens
                 return None
             self.return_to_fetching(sequence)
         del self.fetching[request_id]
@@ -220,8 +217,7 @@ class Scheduler:
             sequence.external_tokens = 0
             self._begin_anew(sequence)
             return None
-        num_filled = max(0, num_tokens // self.settings.block_tokens - sequence.num_registered)
-        self._fresh_blocks += self._filled_by_fetch(sequence)[num_filled:]
+        self._note_unfilled(sequence, num_tokens)
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         self._count_fetched(sequence)
         self._start(sequence)
@@ -229,7 +225,7 @@ class Scheduler:
 
     def arrived(self, sequence: SequenceState) -> None:
         """All of what was arriving for a sequence is in its blocks."""
-        sequence.incoming = sequence.late_fetch_tokens = None
+        sequence.incoming = None
         self._count_fetched(sequence)
 
     def computed(self, chunk: Chunk) -> None:
@@ -254,9 +250,7 @@ class Scheduler:
         for sequence in self.running:
             if not moves.keys().isdisjoint(sequence.block_ids):
                 sequence.block_ids = [moves.get(block, block) for block in sequence.block_ids]
-        # Of blocks that have been released meanwhile some may be gone, and others hold what was moved there.
-        live = [block for block in self._fresh_blocks if self.blocks.is_live(block)]
-        self._fresh_blocks = [moves.get(block, block) for block in live]
+                sequence.fresh_blocks = [moves.get(block, block) for block in sequence.fresh_blocks]
         self.blocks.relocate(moves)
         self.dirty_blocks.relocated(moves, num_blocks)
 
@@ -293,7 +287,7 @@ class Scheduler:
 
     def _release_blocks(self, sequence: SequenceState) -> None:
         self.blocks.release(sequence.block_ids)
-        sequence.block_ids = []
+        sequence.block_ids, sequence.fresh_blocks = [], []
 
     def _answers(self) -> Iterable[SequenceState]:
         """Ended answers that are being published, oldest end first."""
@@ -336,7 +330,8 @@ class Scheduler:
         if needed + reserve > self.blocks.num_available - self.blocks.num_cached_among(hit):
             return False
         self.blocks.share(hit)
-        sequence.block_ids = hit + self._allocate(needed)
+        sequence.block_ids = list(hit)
+        self._extend(sequence, needed)
         sequence.num_computed = len(hit) * block_tokens
         sequence.num_registered = len(hit)
         if sequence.external_tokens <= sequence.num_computed:
@@ -375,17 +370,21 @@ class Scheduler:
             if victim is sequence:
                 return False
         if missing > 0:
-            sequence.block_ids += self._allocate(missing)
+            self._extend(sequence, missing)
         return True
 
-    def _filled_by_fetch(self, sequence: SequenceState) -> list[int]:
-        """Blocks of a fetching sequence that are wholly overwritten when its fetch goes well."""
-        return sequence.block_ids[sequence.num_registered : sequence.external_tokens // self.settings.block_tokens]
-
-    def _allocate(self, count: int) -> list[int]:
+    def _extend(self, sequence: SequenceState, count: int) -> None:
         blocks = self.blocks.allocate(count)
-        self._fresh_blocks += blocks
-        return blocks
+        # What they held is nobody's any more, and a fetch may write to them at any moment from now on.
+        self.dirty_blocks.wrote(blocks)
+        sequence.block_ids += blocks
+        sequence.fresh_blocks += blocks
+
+    def _note_unfilled(self, sequence: SequenceState, num_tokens: int) -> None:
+        """A fetch brings the first `num_tokens` tokens' KV, and with it all of the pages of their blocks, the last one
+        included. The other blocks still hold what some earlier request left there."""
+        num_filled = -(-num_tokens // self.settings.block_tokens)
+        sequence.fresh_blocks = sequence.block_ids[max(num_filled, sequence.num_registered) :]
 
     def _next_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
         """Running sequences whose last token is to be run now, and those with more to run. The first are this step's

@@ -48,13 +48,12 @@ class SequenceState:
         self.is_void = False
         """What its blocks hold is not to be relied on: it is to begin anew."""
         self.block_ids: list[int] = []
+        self.fresh_blocks: list[int] = []
+        """Those of them that hold what some earlier request left there, and were in no step yet."""
         self.num_registered = 0
         self.external_tokens = min(request.external_tokens, len(self.tokens) - 1)
         self.incoming: LayerArrival | None = None
         """KV of tokens before `num_computed` that is still on its way: the step waits for it, layer by layer."""
-        self.late_fetch_tokens: int | None = None
-        """So many tokens' KV were there when the fetch ended, which it did while a step that uses `incoming` was in
-        flight."""
         self.mark: DeviceEvent | None = None
         """When the device comes to this, it has done all that it was given for this sequence's blocks, and for whoever
         had them before. None: it has done so."""
@@ -105,10 +104,8 @@ class SequenceState:
 
     @property
     def may_be_scheduled(self) -> bool:
-        """Whether it may be in the next step. Where the KV that it is computed with is still arriving, only one step
-        at a time finds out whether it came."""
-        is_held = self.gives_way or self.is_void or (self.incoming is not None and self.num_in_flight > 0)
-        return self.status is Status.RUNNING and not is_held
+        """Whether it may be in the next step."""
+        return self.status is Status.RUNNING and not (self.gives_way or self.is_void)
 
     @property
     def reuses_prefix(self) -> bool:

@@ -45,7 +45,7 @@ class StepPlan:
     prefills: list[Chunk] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     fresh_blocks: list[int] = field(default_factory=list)
-    """Blocks that hold what some earlier request left there, and that no fetch fills."""
+    """Blocks of the step's sequences that hold what some earlier request left there."""
 
     @property
     def chunks(self) -> list[Chunk]:

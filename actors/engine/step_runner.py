@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,14 +67,10 @@ class StepRunner:
     def run_layers(
         self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, layers: range, heads: StepHeads | None
     ) -> torch.Tensor:
-        """`run` for some layers that lie here, over hidden states [T, hidden]. `heads`: see `CausalModel`."""
+        """`run` for some layers that lie here, over hidden states [T, hidden], while others lie elsewhere. No K and V
+        are on their way then. `heads`: see `CausalModel`."""
         with self._marked(plan):
-            return self._model.run_layers(hidden, layers, batch, self._waiting(plan), heads)
-
-    def wait_for(self, plan: StepPlan, layer: int) -> None:
-        """Returns when all K and V that are still on their way are there up to `layer`, or have failed."""
-        for arrival in _incoming(plan):
-            arrival.wait(layer + 1)
+            return self._model.run_layers(hidden, layers, batch, heads=heads)
 
     def output(self, hidden: torch.Tensor, sampled_rows: torch.Tensor) -> StepOutput:
         """The step's output from the last layer's hidden states [T, hidden]."""
@@ -98,8 +93,16 @@ class StepRunner:
                 for chunk in plan.chunks:
                     chunk.sequence.mark = mark
 
-    def _waiting(self, plan: StepPlan) -> Callable[[int], None] | None:
-        return functools.partial(self.wait_for, plan) if _incoming(plan) else None
+    @staticmethod
+    def _waiting(plan: StepPlan) -> Callable[[int], None] | None:
+        """Waits until all K and V that are still on their way are there up to a layer, or have failed."""
+        incoming = _incoming(plan)
+
+        def wait(layer: int) -> None:
+            for arrival in incoming:
+                arrival.wait(layer + 1)
+
+        return wait if incoming else None
 
 
 def _incoming(plan: StepPlan) -> list[LayerArrival]:

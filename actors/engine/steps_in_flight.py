@@ -8,7 +8,7 @@ there when the next chunk is run.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +74,10 @@ class StepsInFlight:
     def __init__(self, runner: StepRunner, on_news: Callable[[], None]) -> None:
         self.route: Route | None = None
         """None: all layers are here. Changed only while no step is in flight."""
+        self.whole_steps = 0
+        """Steps of which all layers were run here at once."""
+        self.layer_steps: Counter[int] = Counter()
+        """By layer: the other steps for which it was run here."""
         self._runner = runner
         self._on_news = on_news
         self._steps: deque[BegunStep] = deque()
@@ -124,6 +128,7 @@ class StepsInFlight:
 
     def _run_here(self, step: BegunStep) -> None:
         step.output = self._runner.run(step.plan)
+        self.whole_steps += 1
 
     def _embed(self, step: BegunStep) -> None:
         packed, batch = self._runner.lay_out(step.plan)
@@ -146,13 +151,12 @@ class StepsInFlight:
         step.num_stages += 1
         if stage.worker == placement.home:
             route = self.route.heads
-            heads = StepHeads(route, step.plan.step_id, packed, self._fresh_blocks(step.plan)) if route else None
+            heads = StepHeads(route, step.plan.step_id, packed, step.plan.fresh_blocks) if route else None
             step.hidden = self._runner.run_layers(step.plan, batch, step.hidden, stage.layers, heads)
+            self.layer_steps.update(stage.layers)
             self._finish(step)
             return
         assert self.route.remote is not None
-        # What arrives for those layers is there before they are run elsewhere.
-        self._runner.wait_for(step.plan, stage.layers[-1])
         hidden, step.hidden = step.hidden, None
         work = StageWork(
             placement.home,
@@ -161,7 +165,7 @@ class StepsInFlight:
             stage.layers,
             packed,
             hidden.to("cpu").contiguous(),
-            torch.tensor(self._fresh_blocks(step.plan), dtype=torch.int64),
+            torch.tensor(step.plan.fresh_blocks, dtype=torch.int64),
         )
 
         def done(answer: StageDone) -> None:
@@ -212,16 +216,3 @@ class StepsInFlight:
             step.failure = StageFailure(error.worker, step.plan.step_id, error.reason)
         except Exception as error:  # out of memory, a kernel's refusal: raised where the step ends, in its turn
             step.error = error
-
-    def _fresh_blocks(self, plan: StepPlan) -> list[int]:
-        """Those of the plan's that no fetch writes to. It may do so before the work is run; what it does not fill of
-        a block, it has to clear."""
-        if not plan.fetches:
-            return plan.fresh_blocks
-        tokens = self._runner.block_tokens
-        fetched = {
-            block
-            for fetch in plan.fetches
-            for block in fetch.sequence.block_ids[fetch.first_token // tokens : -(-fetch.last_token // tokens)]
-        }
-        return [block for block in plan.fresh_blocks if block not in fetched]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from actors.engine.engine import Engine
+from actors.engine.grants import Grant
 from actors.engine.hosting import HostedInstance
 from actors.engine.module_transfer import read_chunk, read_weights, write_chunk, write_weights
 from actors.engine.room import GrantRefusedError
@@ -34,6 +35,7 @@ class MoveHost:
         self._heads = HeadService(thread.grants)
         self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
             Kind.STAGE: _run_stage,
+            Kind.OFFER: _offer,
             Kind.GRANT: _grant,
             Kind.WRITE_WEIGHTS: _write_weights,
             Kind.WRITE_PAGES: _write_pages,
@@ -80,6 +82,12 @@ def _hosted(engine: Engine, question: Question) -> HostedInstance:
     return hosted
 
 
+def _check_version(hosted: HostedInstance, question: Question) -> None:
+    version = question.message.version
+    if hosted.version is None or version < hosted.version:
+        raise QuestionError(f"the question has placement version {version}; here it is {hosted.version}")
+
+
 def _run_stage(engine: Engine, question: Question) -> Reply:
     hosted = _hosted(engine, question)
     work = decode_work(question.message.meta, question.message.tensors, hosted.limits)
@@ -87,12 +95,33 @@ def _run_stage(engine: Engine, question: Question) -> Reply:
 
 
 def _grant(engine: Engine, question: Question) -> Reply:
-    wanted, layout = Fields(question.message.meta).grant(), engine.loaded.layout
-    # Room is made by moving own blocks, and lanes elsewhere would have to follow before the next step.
+    layout = engine.loaded.layout
+    # Room is made by moving own blocks, and lanes elsewhere have to follow before the next step: see `Granting`.
     if len(engine.loaded.lanes.lanes) < layout.num_layers * layout.num_kv_heads:
         raise GrantRefusedError("this worker's own layers or heads lie elsewhere; it takes others' when they are home")
-    granted = engine.grant(question.peer, wanted.lanes, wanted.layers, wanted.num_blocks, wanted.fingerprint)
-    return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks), ()
+    return grant_reply(grant(engine, question)), ()
+
+
+def grant(engine: Engine, question: Question) -> Grant:
+    """What a GRANT asks for. Raises GrantRefusedError, with nothing changed."""
+    wanted = Fields(question.message.meta).grant()
+    return engine.grant(question.peer, wanted.lanes, wanted.layers, wanted.num_blocks, wanted.fingerprint)
+
+
+def _offer(engine: Engine, question: Question) -> Reply:
+    return offer_reply(engine, question), ()
+
+
+def offer_reply(engine: Engine, question: Question) -> bytes:
+    """The answer to an OFFER. Raises GrantRefusedError."""
+    fields = Fields(question.message.meta)
+    lanes, layers, fingerprint = fields.lanes(), fields.numbers("layers"), fields.hex("fingerprint")
+    return encode(num_blocks=engine.grants.offer(question.peer, lanes, layers, fields.wanted(), fingerprint))
+
+
+def grant_reply(granted: Grant) -> bytes:
+    """The answer to a GRANT."""
+    return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks)
 
 
 def _write_weights(engine: Engine, question: Question) -> Reply:
@@ -106,8 +135,12 @@ def _write_weights(engine: Engine, question: Question) -> Reply:
 def _write_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
     (data,) = _tensors(question, 1)
+    if hosted.version is not None:  # else nothing is served from here yet: it moves here
+        _check_version(hosted, question)
     with hosted.lock:
         write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
+        engine.loaded.copies.computed()
+        hosted.dirty_blocks.wrote(chunk.blocks)
     return b"", ()
 
 
@@ -131,6 +164,7 @@ def _read_weights(engine: Engine, question: Question) -> Reply:
 
 def _read_pages(engine: Engine, question: Question) -> Reply:
     hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
+    _check_version(hosted, question)
     with hosted.lock:
         return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from actors.engine.grants import BlocksWanted
 from actors.engine.lane_table import Lane
 from actors.engine.module_transfer import PageChunk
 
@@ -32,6 +33,8 @@ class Kind(enum.IntEnum):
     DIRTY_SINCE = 11
     HEADS = 12
     """Attention of heads: `actors.engine.head_work`."""
+    OFFER = 13
+    """How many blocks a GRANT could be of."""
 
 
 class QuestionError(ValueError):
@@ -55,8 +58,15 @@ def encode(**fields: Any) -> bytes:
 
 def encode_grant(request: GrantRequest) -> bytes:
     return encode(
-        lanes=request.lanes, layers=request.layers, num_blocks=request.num_blocks, fingerprint=request.fingerprint.hex()
+        lanes=request.lanes,
+        layers=request.layers,
+        num_blocks=request.num_blocks,
+        fingerprint=request.fingerprint.hex(),
     )
+
+
+def encode_offer(lanes: Sequence[Lane], layers: Sequence[int], wanted: BlocksWanted, fingerprint: bytes) -> bytes:
+    return encode(lanes=lanes, layers=list(layers), fingerprint=fingerprint.hex(), **asdict(wanted))
 
 
 def encode_chunk(chunk: PageChunk) -> bytes:
@@ -102,6 +112,9 @@ class Fields:
 
     def grant(self) -> GrantRequest:
         return GrantRequest(self.lanes(), self.numbers("layers"), self.number("num_blocks"), self.hex("fingerprint"))
+
+    def wanted(self) -> BlocksWanted:
+        return BlocksWanted(self.number("least"), self.number("now"), self.number("most"), self.number("live"))
 
     def chunk(self) -> PageChunk:
         return PageChunk(self.lanes(), self.numbers("blocks"))

@@ -1,7 +1,8 @@
 """The folder of a disk tier: names in it, and what it holds by name and size. Nothing is opened here.
 
 equipoise-disk-tier.lock        empty; says that the folder is one, and is locked by the store that uses it
-3f/3f09...c2.kv                 an extent, named by its id (32 hexadecimal digits) in a folder of the first two
+3f/3f09...c2.kv                 an extent, named by its id (32 hexadecimal digits, see `kv.shards`) in a folder of the
+                                first two
 3f/.3f09...c2.tmp               an extent that is being written
 """
 

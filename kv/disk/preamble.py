@@ -26,7 +26,8 @@ import xxhash
 from kv.errors import PartError
 from kv.keys import KEY_BYTES
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 1 had names that did not end with the root (`kv.shards`); inside, files were the same."""
 ALIGNMENT = 4096
 """Parts begin at multiples of it: pages of a memory mapping and blocks of the usual file systems."""
 

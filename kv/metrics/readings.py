@@ -15,21 +15,21 @@ _BROKEN = "part_"
 _NO_DISK = "disk_unavailable"
 
 
-def directory_readings(directory: Directory) -> Readings:
-    """Expired leases count as held until they are swept."""
-    counters = directory.counters
+def directory_readings(directory: Directory, shard: int) -> Readings:
+    """Of one shard. Expired leases count as held until they are swept."""
+    counters, number = directory.counters, str(shard)
     readings: Readings = {
-        (table.BLOCKS, ()): directory.num_blocks,
-        (table.LEASES, ()): directory.num_leases,
-        (table.LEASES_GRANTED, ()): counters.leases_granted,
-        (table.LEASES_EXPIRED, ()): counters.leases_expired,
-        (table.PUTS, ("committed",)): counters.puts_committed,
-        (table.PUTS, ("aborted",)): counters.puts_aborted,
-        (table.PUTS, ("expired",)): counters.puts_expired,
-        (table.PUTS, ("refused",)): counters.puts_refused,
-        (table.EVICTIONS_REFUSED, ()): counters.evictions_refused,
-        (table.BROKEN_EXTENTS, ()): counters.extents_broken,
-        (table.ADOPTED, ()): counters.extents_adopted,
+        (table.BLOCKS, (number,)): directory.num_blocks,
+        (table.LEASES, (number,)): directory.num_leases,
+        (table.LEASES_GRANTED, (number,)): counters.leases_granted,
+        (table.LEASES_EXPIRED, (number,)): counters.leases_expired,
+        (table.PUTS, (number, "committed")): counters.puts_committed,
+        (table.PUTS, (number, "aborted")): counters.puts_aborted,
+        (table.PUTS, (number, "expired")): counters.puts_expired,
+        (table.PUTS, (number, "refused")): counters.puts_refused,
+        (table.EVICTIONS_REFUSED, (number,)): counters.evictions_refused,
+        (table.BROKEN_EXTENTS, (number,)): counters.extents_broken,
+        (table.ADOPTED, (number,)): counters.extents_adopted,
     }
     causes: dict[str, Mapping[Tier, int]] = {
         "capacity": counters.evicted,
@@ -38,7 +38,7 @@ def directory_readings(directory: Directory) -> Readings:
         "lost": counters.lost,
     }
     for cause, by_tier in causes.items():
-        readings.update({(table.EVICTIONS, (tier, cause)): count for tier, count in by_tier.items()})
+        readings.update({(table.EVICTIONS, (number, tier, cause)): count for tier, count in by_tier.items()})
     return readings
 
 

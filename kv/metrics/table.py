@@ -1,7 +1,8 @@
 """The metrics: what each is called, which tags it has, what it says. docs/metrics.md has the same table.
 
 Counters and amounts, no ratios: a ratio of two counters can be had for any span of time, and an absent one is no NaN.
-Where the meaning is that of one of vLLM's, so are the words of the name.
+Where the meaning is that of one of vLLM's, so are the words of the name. Tags have few values: nothing of a prompt, and
+no id that comes with each request.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["counter", "gauge"]
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Metric:
     kind: Kind
     tags: tuple[str, ...]
     help: str
+    bounds: tuple[float, ...] = ()
+    """Of a histogram: the upper bounds of its buckets but the last, growing. What lies on a bound is below it."""
 
 
 Series: TypeAlias = tuple[Metric, tuple[str, ...]]
@@ -31,12 +34,99 @@ METRICS: list[Metric] = []
 """All of them, in the order of the page."""
 
 
-def _add(name: str, kind: Kind, tags: tuple[str, ...], help_: str) -> Metric:
-    METRICS.append(Metric(f"equipoise_{name}", kind, tags, help_))
+def _add(name: str, kind: Kind, tags: tuple[str, ...], help_: str, bounds: tuple[float, ...] = ()) -> Metric:
+    METRICS.append(Metric(f"equipoise_{name}", kind, tags, help_, bounds))
     return METRICS[-1]
 
 
+# Of requests
+
+_REQUEST_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_TOKEN_BOUNDS_S = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 2.5, 5.0, 10.0, 40.0,
+)  # fmt: skip
+
+TTFT = _add(
+    "time_to_first_token_seconds",
+    "histogram",
+    ("model",),
+    "From a request that has been read to a choice's first token.",
+    _REQUEST_BOUNDS_S,
+)
+ITL = _add(
+    "inter_token_latency_seconds",
+    "histogram",
+    ("model",),
+    "From one token of a choice to its next.",
+    _TOKEN_BOUNDS_S,
+)
+E2E = _add(
+    "e2e_request_latency_seconds",
+    "histogram",
+    ("model",),
+    "From a request that has been read to the end of a choice.",
+    _REQUEST_BOUNDS_S,
+)
+QUEUE_TIME = _add(
+    "request_queue_time_seconds",
+    "histogram",
+    ("model",),
+    "Until a choice was admitted: tokenizing, and waiting for room in the pools or for another choice's first token.",
+    _REQUEST_BOUNDS_S,
+)
+PREFILL_TIME = _add(
+    "request_prefill_time_seconds",
+    "histogram",
+    ("model",),
+    "From there to the first token: waiting on the worker, what is fetched from the store, and the prompt's steps.",
+    _REQUEST_BOUNDS_S,
+)
+TRANSFER_TIME = _add(
+    "request_transfer_time_seconds",
+    "histogram",
+    ("model",),
+    "From the first token to the first one of the decode worker: hand-over, store, fetch, and one step.",
+    _REQUEST_BOUNDS_S,
+)
+DECODE_TIME = _add(
+    "request_decode_time_seconds",
+    "histogram",
+    ("model",),
+    "From there, or from the first token where nothing is handed over, to the last token.",
+    _REQUEST_BOUNDS_S,
+)
+PROMPT_TOKENS = _add(
+    "prompt_tokens_total",
+    "counter",
+    ("model",),
+    "Tokens of prompts that had a first token, each prompt once, whatever it is computed on and for how many choices.",
+)
+GENERATION_TOKENS = _add("generation_tokens_total", "counter", ("model",), "Tokens of answers.")
+REQUESTS = _add(
+    "requests_total",
+    "counter",
+    ("model", "finished_reason"),
+    "Choices that ended, or were not begun: by themselves (stop, length, tool_calls), since the client left (abort), "
+    "the time was up (timeout), there was no room or a key's limit was reached (refused), or something broke (error).",
+)
+QUEUED = _add("num_requests_queued", "gauge", ("model",), "Choices that wait at the ingress to be admitted.")
+INFLIGHT = _add("num_requests_inflight", "gauge", ("model",), "Choices that were admitted and have not ended.")
+
 # Of workers
+
+RUNNING = _add("num_requests_running", "gauge", ("role", "worker"), "Choices that a worker computes.")
+WAITING = _add(
+    "num_requests_waiting", "gauge", ("role", "worker"), "Choices that wait on it for a step, for blocks or for KV."
+)
+KV_BLOCKS = _add("kv_cache_blocks", "gauge", ("role", "worker"), "Blocks of its KV cache.")
+KV_USED = _add("kv_cache_used_blocks", "gauge", ("role", "worker"), "Of these, blocks of requests that have not ended.")
+PREEMPTIONS = _add(
+    "num_preemptions_total", "counter", ("role",), "Times that a choice gave its blocks to others and began anew."
+)
 
 PREFIX_QUERIES = _add(
     "prefix_cache_queries_tokens_total",
@@ -106,29 +196,59 @@ REFUSALS = _add(
 )
 EXPIRED_TAILS = _add("store_expired_tails_total", "counter", ("store",), "Tails that nobody claimed in time.")
 
-# Of the directory
+# Of the directory, shard by shard
 
-BLOCKS = _add("store_blocks", "gauge", (), "Blocks that can be found.")
-LEASES = _add("store_leases", "gauge", (), "Leases that readers hold.")
-LEASES_GRANTED = _add("store_leases_granted_total", "counter", (), "Leases that look-ups took.")
-LEASES_EXPIRED = _add("store_leases_expired_total", "counter", (), "Leases that ended by their time.")
+BLOCKS = _add("store_blocks", "gauge", ("shard",), "Blocks that can be found.")
+LEASES = _add("store_leases", "gauge", ("shard",), "Leases that readers hold.")
+LEASES_GRANTED = _add("store_leases_granted_total", "counter", ("shard",), "Leases that look-ups took.")
+LEASES_EXPIRED = _add("store_leases_expired_total", "counter", ("shard",), "Leases that ended by their time.")
 PUTS = _add(
     "store_puts_total",
     "counter",
-    ("outcome",),
+    ("shard", "outcome"),
     "Puts that ended: committed, aborted, expired, or refused at the commit.",
 )
 EVICTIONS = _add(
     "store_evictions_total",
     "counter",
-    ("tier", "cause"),
+    ("shard", "tier", "cause"),
     "Copies of extents that went: to make room (capacity), since the limit was lowered or found exceeded (limit), by "
     "their time-to-live (ttl), with their store (lost). What a restarted store finds on its disk is lost and adopted.",
 )
 EVICTIONS_REFUSED = _add(
-    "store_evictions_refused_total", "counter", (), "Demands for room that could not be met, since too much is held."
+    "store_evictions_refused_total",
+    "counter",
+    ("shard",),
+    "Demands for room that could not be met, since too much is held.",
 )
 BROKEN_EXTENTS = _add(
-    "store_broken_extents_total", "counter", (), "Extents that readers reported as broken or gone, and that went."
+    "store_broken_extents_total",
+    "counter",
+    ("shard",),
+    "Extents that readers reported as broken or gone, and that went.",
 )
-ADOPTED = _add("store_adopted_extents_total", "counter", (), "Extents that stores brought along from an earlier run.")
+ADOPTED = _add(
+    "store_adopted_extents_total", "counter", ("shard",), "Extents that stores brought along from an earlier run."
+)
+
+# Of the controller of moves
+
+MOVES = _add(
+    "moves_total", "counter", ("kind", "outcome"), "Moves of layers or heads that ended: done, failed or abandoned."
+)
+MOVE_BYTES = _add(
+    "moved_module_bytes_total",
+    "counter",
+    ("kind", "what"),
+    "Bytes that moves have copied between workers: weights, kv.",
+)
+MOVE_HELD = _add(
+    "moves_held_seconds_total", "counter", (), "Seconds, over all moves, in which the moved instance began no step."
+)
+MOVES_UNDER_WAY = _add("moves_under_way", "gauge", (), "Moves that have begun and not ended.")
+MODULES_AWAY = _add(
+    "modules_away",
+    "gauge",
+    ("kind",),
+    "Layers that are not at home, and heads of single layers apart from their layer.",
+)

@@ -6,6 +6,7 @@ longer than it may. A late answer is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from migrate.links.interface import Link, LinkError, Message
+from migrate.links.interface import Link, LinkCounters, LinkError, Message
 from migrate.links.switchboard import Connector, Switchboard
 
 ANSWER = 0
@@ -123,6 +124,23 @@ class LinkCalls:
             self._board.link(peer).send(Message(kind, work_id, version, meta, tensors))
         except (LinkError, ValueError) as error:
             self._end(work_id, Answer(error=str(error)))
+
+    def forget(self, peer: str) -> None:
+        """See `Switchboard.forget`. Questions to it end in errors."""
+        self._board.forget(peer)
+        self._fail(lambda asked: asked.peer == peer, f"{peer!r} has left")
+
+    def epoch(self, peer: str) -> int | None:
+        """Of the link to `peer`, if there is one that lives."""
+        return self._board.peers().get(peer)
+
+    def counters(self) -> dict[str, tuple[int, LinkCounters]]:
+        """By peer with a link that lives: its epoch, and what it has carried."""
+        counters = {}
+        for peer, epoch in self._board.peers().items():
+            with contextlib.suppress(LinkError):  # it may have died just now
+                counters[peer] = epoch, self._board.link(peer).counters
+        return counters
 
     def expire(self, now_s: float) -> None:
         """To be called now and then: ends questions whose time is over."""

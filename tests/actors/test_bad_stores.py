@@ -98,8 +98,8 @@ class Cell:
         """In the place of the last one, which is closed as it is at the end of an app. The directory forgets that."""
         self.stop_store()
         store_class: Any = NodeStore
-        self.store = store_class.remote("node", self.directory, dram_bytes, disk=disk, layer_groups=LAYER_GROUPS)
-        address = StoreAddress(self.directory, {"node": self.store}, "node")
+        self.store = store_class.remote("node", [self.directory], dram_bytes, disk=disk, layer_groups=LAYER_GROUPS)
+        address = StoreAddress((self.directory,), {"node": self.store}, "node")
         get([address_of(member).actor.use_store.remote(address) for member in self.members])
         if disk is not None:
             eventually(lambda: stats_of(self.store).disk is None or stats_of(self.store).disk.is_scanned)

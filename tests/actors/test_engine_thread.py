@@ -243,3 +243,71 @@ def test_calls_that_wait_for_steps_end_with_the_thread(run: Run) -> None:
     run.thread.stop()
     with pytest.raises(EngineStoppedError):
         run.thread.call_drained(lambda engine: engine.num_live_requests).result(LIMIT_S)
+
+
+class Copier:
+    """Copies pages as long as it is told to."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        self._engine = engine
+        self.thread = threading.Thread(target=self._copy)
+        self.thread.start()
+
+    def _copy(self) -> None:
+        with self._engine.copy_gate.copying(LIMIT_S):
+            self.begun.set()
+            assert self.may_end.wait(LIMIT_S)
+
+    def end(self) -> None:
+        self.may_end.set()
+        self.thread.join(LIMIT_S)
+
+
+def test_a_hold_waits_for_copies_and_copies_for_its_end(run: Run) -> None:
+    first = Copier(run.engine)
+    assert first.begun.wait(LIMIT_S)
+    holds = [run.thread.hold_steps() for _ in range(2)]
+    run.thread.call_drained(lambda _: None).result(LIMIT_S)
+    assert not any(hold.done() for hold in holds)
+    second = Copier(run.engine)
+    first.end()
+    for hold in holds:
+        hold.result(LIMIT_S)
+    run.thread.resume_steps()
+    assert not second.begun.is_set()
+    run.thread.resume_steps()
+    assert second.begun.wait(LIMIT_S)
+    second.end()
+    run.thread.stop()
+
+
+def test_a_hold_that_is_given_up_before_it_was_had_keeps_nobody_waiting(run: Run) -> None:
+    in_call, go_on = threading.Event(), threading.Event()
+
+    def hang(_: Engine) -> None:
+        in_call.set()
+        assert go_on.wait(LIMIT_S)
+
+    run.thread.call(hang)
+    assert in_call.wait(LIMIT_S)
+    assert run.thread.hold_steps().cancel()
+    run.thread.resume_steps()
+    go_on.set()
+    run.thread.call_drained(lambda _: None).result(LIMIT_S)
+    copier = Copier(run.engine)
+    assert copier.begun.wait(LIMIT_S)
+    copier.end()
+    run.thread.call(lambda engine: engine.add(run.request("a"))).result(LIMIT_S)
+    assert run.ended.wait(LIMIT_S)
+    run.thread.stop()
+
+
+def test_a_placement_does_not_change_while_pages_are_copied(run: Run) -> None:
+    copier = Copier(run.engine)
+    assert copier.begun.wait(LIMIT_S)
+    with pytest.raises(RuntimeError, match="1 copies of pages are under way; close the gate first"):
+        run.thread.call_drained(lambda engine: engine.use_placement(HOME)).result(LIMIT_S)
+    copier.end()
+    run.thread.call_drained(lambda engine: engine.use_placement(HOME)).result(LIMIT_S)
+    run.thread.stop()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError
 
-import actors.page_writer
+import actors.kv_pages
 from actors.engine.config import EngineConfig
 from actors.engine.loading import LoadedModel, load_model
 from actors.engine.page_io import read_pages
@@ -312,7 +312,7 @@ def test_a_fetch_that_fails_gives_everything_back(loaded: LoadedModel, trouble: 
 def test_a_fetch_that_is_cancelled_again_and_again_ends_after_its_copy(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copying, may_end, write = threading.Event(), threading.Event(), actors.page_writer.write_pages
+    copying, may_end, write = threading.Event(), threading.Event(), actors.kv_pages.write_pages
     is_copied = threading.Event()
 
     def slow_write(*arguments: Any) -> None:
@@ -321,7 +321,7 @@ def test_a_fetch_that_is_cancelled_again_and_again_ends_after_its_copy(
         write(*arguments)
         is_copied.set()
 
-    monkeypatch.setattr(actors.page_writer, "write_pages", slow_write)
+    monkeypatch.setattr(actors.kv_pages, "write_pages", slow_write)
 
     async def body(exchange: KvExchange, store: PlainStore) -> None:
         found = await exchange.find(REQUEST, None)

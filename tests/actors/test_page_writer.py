@@ -17,6 +17,7 @@ from actors.engine.staging import StagedCopies
 from actors.fetch_rates import FetchRates
 from actors.found_prefix import FoundPrefix
 from actors.kv_exchange import KvExchange
+from actors.kv_pages import LocalPages
 from actors.page_writer import PageWriter
 from kv.part_range import PartRange
 from load_tests.deferred_streams import DeferredStreams
@@ -72,7 +73,7 @@ def test_a_writer_that_is_cancelled_has_nothing_on_its_way_once_it_has_finished(
     layout = loaded.layout
     part = PartRange(0, 3, 0, layout.num_layers, 0, layout.num_kv_heads)
     payload = np.full(part.shape(layout), 10.0 + times, np.float32)
-    writer = PageWriter(loaded, loaded.copies.mark)
+    writer = PageWriter(LocalPages(loaded), loaded.copies.mark)
 
     async def fetch() -> None:
         try:
@@ -100,7 +101,7 @@ def test_a_part_may_be_on_its_way_until_its_event(loaded: LoadedModel) -> None:
     block = [11]
 
     async def body() -> None:
-        writer = PageWriter(loaded, loaded.copies.mark)
+        writer = PageWriter(LocalPages(loaded), loaded.copies.mark)
         copied = await writer.write(part, block, np.full(part.shape(layout), 8.0, np.float32))
         assert copied is not None
         assert numbers_in(loaded, block) == {0.0}

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
 @pytest.fixture
 def store() -> Iterator[Any]:
     setup = Setup()
-    yield setup.start(cast(Any, NodeStore).options(max_restarts=-1), ("s", setup.directory, MIB))
+    yield setup.start(cast(Any, NodeStore).options(max_restarts=-1), ("s", [setup.directory], MIB))
     for actor in setup.actors:
         ray.kill(actor)
 

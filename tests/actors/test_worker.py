@@ -110,7 +110,7 @@ class Cell:
         store_class: Any = NodeStore
         actor: Any = ray.remote(num_cpus=0)(ProbedWorker)
         self.directory = directory_class.remote()
-        self.store = store_class.remote("node", self.directory, 100 << 20)
+        self.store = store_class.remote("node", [self.directory], 100 << 20)
         self.workers: dict[Role, Any] = {}
         roles: tuple[Role, ...] = ("prefill", "decode")
         for role in roles:
@@ -122,7 +122,7 @@ class Cell:
             self.use_store(role, self.store)
 
     def use_store(self, role: Role, store: Any) -> None:
-        address = StoreAddress(self.directory, {"node": store}, "node")
+        address = StoreAddress((self.directory,), {"node": store}, "node")
         ray.get(self.workers[role].use_store.remote(address), timeout=120)
 
     def stop(self) -> None:

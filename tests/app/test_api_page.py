@@ -14,6 +14,7 @@ from app.chat_protocol import ChatCompletionRequest, ChatMessage
 from app.completion_protocol import CompletionRequest
 from app.ingress import http
 from app.openai_protocol import NO_EFFECT, GenerationRequest, StreamOptions
+from app.responses_protocol import ResponsesRequest
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -46,6 +47,12 @@ def test_the_tables_have_the_fields_of_the_requests_and_no_others() -> None:
     assert rows(section("Fields of completions")).keys() == own_fields(CompletionRequest)
     options = " ".join(rows(section("Fields of both endpoints"))["stream_options"])
     assert set(re.findall(r"`([a-z]+_[a-z]+)`", options)) == StreamOptions.model_fields.keys()
+
+
+def test_the_fields_of_responses_are_listed() -> None:
+    table, listed = section("Responses").split("Refused, unless")
+    assert rows(table).keys() == ResponsesRequest.model_fields.keys()
+    assert set(re.findall(r"`([a-z_]+)`", listed)) == ResponsesRequest._harmless.keys()
 
 
 def test_what_is_refused_or_ignored_is_listed() -> None:

@@ -39,6 +39,7 @@ BAD = [
     ({"echo": "yes"}, "echo", "invalid_type", "true or false"),
     ({"max_tokens": 0, "echo": False}, "max_tokens", "invalid_value", "only allowed with 'echo': true"),
     ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens", "invalid_value", "the answer may have 0 tokens"),
+    ({"prompt_logprobs": 1, "logprobs": 2, "echo": True}, "prompt_logprobs", "invalid_value", "Give the same number"),
     ({"best_of": 2}, "best_of", "unsupported_parameter", "other than 'n' (1)"),
     ({"best_of": 3, "n": 2}, "best_of", "unsupported_parameter", "other than 'n' (2)"),
     ({"best_of": "2"}, "best_of", "invalid_type", "the same as 'n'"),

@@ -202,6 +202,13 @@ def test_special_and_added_tokens_in_the_middle(byte_level_tokenizer: Any) -> No
     assert "".join(pieces(tokenizer, ids, skip=False)) == "one<|eos|><tool call> two<｜ask▁user｜>"
 
 
+def test_special_tokens_that_are_to_be_shown(byte_level_tokenizer: Any) -> None:
+    tokenizer = byte_level_tokenizer
+    detokenizer = IncrementalDetokenizer(TokenBytes(tokenizer), shown_ids={tokenizer.eos_token_id})
+    text = "".join(map(detokenizer.push, encode(tokenizer, "one<|eos|><|bos|> two")))
+    assert text + detokenizer.finish() == "one<|eos|> two"
+
+
 def test_a_skipped_special_token_within_a_character(byte_level_tokenizer: Any) -> None:
     first, *rest = encode(byte_level_tokenizer, "😺")
     ids = [first, byte_level_tokenizer.eos_token_id, *rest]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from actors.addresses import RosterView
+from actors.engine.request import FINISH_LENGTH
 from app.api_keys import PUBLIC
 from app.completion_protocol import CompletionRequest
 from app.default_sampling import DefaultSampling
 from app.frontend import Frontend
 from app.openai_errors import ApiError
 from app.settings import AppSettings
+from tests.collected_spans import HOOK, collected
 from tests.plain_worker import PlainWorker, until
 
 NO_WORKERS = ["no prefill worker is ready", "no decode worker is ready"]
@@ -26,7 +28,7 @@ class PlainControl:
 
     def __init__(self) -> None:
         self._version = 0
-        self._view = RosterView(0, (), None)
+        self._view = RosterView(0, (), ())
         self._changed = asyncio.Event()
 
     @property
@@ -35,8 +37,8 @@ class PlainControl:
 
     suspect = watch
 
-    def list_workers(self, *workers: PlainWorker, directory: Any = None) -> None:
-        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), directory)
+    def list_workers(self, *workers: PlainWorker, directory: Sequence[Any] = ()) -> None:
+        self._view = RosterView(self._view.version + 1, tuple(worker.member() for worker in workers), tuple(directory))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -69,7 +71,7 @@ async def frontend_of(
     tokenizer: Any, stall_timeout_s: float = 1000.0, **settings_given: Any
 ) -> AsyncGenerator[tuple[Frontend, PlainControl]]:
     control = PlainControl()
-    ingress = {"stall_timeout_s": stall_timeout_s}
+    ingress = {"stall_timeout_s": stall_timeout_s, **settings_given.pop("ingress", {})}
     settings = AppSettings.model_validate({"mode": "static", "ingress": ingress, **settings_given})
     frontend = Frontend(settings, tokenizer, "tiny", control, DefaultSampling())
     try:
@@ -138,7 +140,7 @@ def test_the_directory_is_asked_what_is_stored_only_where_prefixes_are_shared(
         store = {"share_prefixes": is_shared}
         async with frontend_of(byte_level_tokenizer, store=store) as (frontend, control):
             prefill, directory = PlainWorker("p", "prefill"), PlainDirectory()
-            control.list_workers(prefill, PlainWorker("d", "decode"), directory=directory)
+            control.list_workers(prefill, PlainWorker("d", "decode"), directory=[directory])
             await until(lambda: frontend.health_problems() == [])
             request = CompletionRequest.model_validate({"model": "tiny", "prompt": list(range(3, 43))})
             async with aclosing(frontend.generation(request, PUBLIC).pieces()) as pieces:
@@ -147,5 +149,28 @@ def test_the_directory_is_asked_what_is_stored_only_where_prefixes_are_shared(
                 assert directory.asked == int(is_shared)
                 first.cancel()
                 await asyncio.wait({first})
+
+    run(body)
+
+
+def test_a_request_leaves_spans_where_tracing_is_set_up(byte_level_tokenizer: Any) -> None:
+    async def body() -> None:
+        settings = {"mode": "monolithic", "ingress": {"tracing": HOOK}}
+        async with frontend_of(byte_level_tokenizer, **settings) as (frontend, control):
+            worker = PlainWorker("w", "monolithic")
+            control.list_workers(worker)
+            await until(lambda: frontend.health_problems() == [])
+            request = CompletionRequest.model_validate({"model": "tiny", "prompt": "a secret"})
+            async with aclosing(frontend.generation(request, PUBLIC).pieces()) as pieces:
+                first = asyncio.ensure_future(anext(pieces))
+                await until(lambda: bool(worker.submitted))
+                worker.give(65, FINISH_LENGTH, cached_tokens=0)
+                assert (await first).finish_reason == "length"
+            spans = collected()
+            assert spans.keys() == {"request", "queue", "prefill", "decode"}
+            attributes = spans["request"].attributes or {}
+            assert attributes["gen_ai.usage.output_tokens"] == 1
+            assert attributes["equipoise.finished_reason"] == "length"
+            assert "secret" not in "".join(span.to_json() for span in spans.values())
 
     run(body)

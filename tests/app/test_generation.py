@@ -13,9 +13,12 @@ import pytest
 from actors.engine.request import FINISH_LENGTH, EngineRequest, SamplingParams, TokenEvent
 from app.choice_text import ChoiceText, Piece
 from app.generation import Choice, Generation
+from app.request_metrics import RequestMetrics
 from app.token_bytes import TokenBytes
+from kv.metrics import table
 
 LIMIT_S = 20.0
+COUNTED = (table.PROMPT_TOKENS, table.GENERATION_TOKENS, table.REQUESTS)
 
 
 class BrokenError(Exception):
@@ -83,9 +86,11 @@ class Run:
                 group.append(Choice(request, text))
                 index += 1
             groups.append(group)
-        self.generation = Generation(groups, self._start)  # type: ignore[arg-type]
+        self.metrics = RequestMetrics("m")
+        self.generation = Generation(groups, self._start, self.metrics)  # type: ignore[arg-type]
 
-    def _start(self, request: EngineRequest, admitted: asyncio.Event) -> ScriptedFlow:
+    def _start(self, choice: Choice, admitted: asyncio.Event) -> ScriptedFlow:
+        request = choice.request
         cached = 4 if request.request_id.endswith(".0") else 9
         sequence = ScriptedFlow(request, self._tokens[request.request_id], cached, admitted, self.room)
         self.sequences[request.request_id] = sequence
@@ -187,8 +192,16 @@ def test_usage_counts_a_prompt_once_and_every_choices_tokens(byte_level_tokenize
         # Prompts of 10 and 20 tokens; the choices after the first find all of their prompt cached, which says nothing.
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (30, len(ids) + 2 + 3 + 1)
         assert usage["prompt_tokens_details"] == {"cached_tokens": 8}
+        assert counted(run.metrics) == {"prompt": 30, "generated": len(ids) + 6, "length": 4}
 
     run(main())
+
+
+def counted(metrics: RequestMetrics) -> dict[str, float]:
+    """Tokens, and choices by how they ended."""
+    names = {table.PROMPT_TOKENS: "prompt", table.GENERATION_TOKENS: "generated"}
+    readings = metrics.readings(queued=0, inflight=0)
+    return {names.get(metric, tags[-1]): n for (metric, tags), n in readings.items() if metric in COUNTED}
 
 
 async def collect(generation: Generation) -> list[Piece]:

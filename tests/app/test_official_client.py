@@ -29,6 +29,7 @@ from app.openai_responses import (
     usage,
 )
 from app.openai_stream import DONE, ChatStream, CompletionStream
+from app.tool_call_parser import ToolCallDelta
 
 HEAD = AnswerHead("id-1", 1_700_000_000, "tiny", "fp-1")
 USAGE = usage(prompt_tokens=5, completion_tokens=3, cached_tokens=4)
@@ -180,6 +181,45 @@ def test_a_streamed_completion(with_usage: bool) -> None:
     ]
     assert got[1].choices[0].logprobs == CompletionLogprobs.model_validate(logprobs)
     assert [chunk.usage.total_tokens for chunk in got if chunk.usage] == ([8] if with_usage else [])
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+
+def test_a_whole_answer_that_calls() -> None:
+    choices = [chat_choice(0, "", "tool_calls", None, [CALL]), chat_choice(1, "I add.", "length", None, [CALL])]
+    answer = chat_completion(HEAD, choices, USAGE)
+    ChatCompletion.model_validate(answer, strict=True)
+    with client_of(json.dumps(answer).encode()) as client:
+        got = ask_chat(client)
+    assert [choice.message.content for choice in got.choices] == [None, "I add."]
+    assert [choice.finish_reason for choice in got.choices] == ["tool_calls", "length"]
+    assert [choice.message.tool_calls[0].model_dump() for choice in got.choices] == [CALL, CALL]
+
+
+def test_a_streamed_answer_that_calls() -> None:
+    stream = ChatStream(HEAD)
+    events = [
+        stream.begin(0),
+        stream.text(0, "I add."),
+        stream.tool_call(0, ToolCallDelta(0, "", "call_1", "add")),
+        stream.tool_call(0, ToolCallDelta(0, '{"a"')),
+        stream.tool_call(0, ToolCallDelta(0, ": 1}")),
+        stream.tool_call(0, ToolCallDelta(1, "{}", "call_2", "stop")),
+        stream.end(0, "tool_calls"),
+    ]
+    for chunk in chunks_of(events):
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    with (
+        client_of(b"".join(events) + DONE) as client,
+        client.chat.completions.stream(model="tiny", messages=[{"role": "user", "content": "hi"}]) as got,
+    ):
+        (choice,) = got.get_final_completion().choices
+    assert (choice.message.content, choice.finish_reason) == ("I add.", "tool_calls")
+    assert [(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or []] == [
+        ("call_1", "add", '{"a": 1}'),
+        ("call_2", "stop", "{}"),
+    ]
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", ""])

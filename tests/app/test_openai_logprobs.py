@@ -9,7 +9,7 @@ from openai.types.chat.chat_completion import ChoiceLogprobs
 from openai.types.completion_choice import Logprobs
 
 from actors.engine.request import TokenLogprobs
-from app.openai_logprobs import chat_logprobs, completion_logprobs
+from app.openai_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from app.token_bytes import TokenBytes
 
 
@@ -22,6 +22,28 @@ def table(byte_fallback_tokenizer: Any) -> TokenBytes:
 def ids(byte_fallback_tokenizer: Any) -> dict[str, int]:
     names = {"the": "▁the", "a": "a", "half": "<0xE4>", "end": "</s>"}
     return {name: byte_fallback_tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+
+
+def test_a_prompts_form(table: TokenBytes, ids: dict[str, int]) -> None:
+    the, half, a = (str(ids[name]) for name in ("the", "half", "a"))
+    positions = [
+        None,
+        TokenLogprobs(ids["the"], -0.5, ((ids["the"], -0.5), (ids["half"], -1.5))),
+        TokenLogprobs(ids["a"], -math.inf, ((ids["the"], -0.25),)),
+        TokenLogprobs(ids["a"], -2.0),
+    ]
+    assert prompt_logprobs(positions, table) == [
+        None,
+        {
+            the: {"logprob": -0.5, "rank": 1, "decoded_token": " the"},
+            half: {"logprob": -1.5, "rank": 2, "decoded_token": "bytes:\\xe4"},
+        },
+        {
+            the: {"logprob": -0.25, "rank": 1, "decoded_token": " the"},
+            a: {"logprob": -9999.0, "rank": None, "decoded_token": "a"},
+        },
+        {a: {"logprob": -2.0, "rank": None, "decoded_token": "a"}},
+    ]
 
 
 def test_the_chat_form(table: TokenBytes, ids: dict[str, int]) -> None:

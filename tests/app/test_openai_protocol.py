@@ -94,6 +94,11 @@ def test_choices_differ_by_their_index_only() -> None:
         (completion(logprobs=5), 5, None),
         (completion(logprobs=5, echo=True), 5, 5),
         (completion(echo=True), None, None),
+        (completion(prompt_logprobs=3), None, 3),
+        (completion(prompt_logprobs=3, logprobs=1), 1, 3),
+        (completion(prompt_logprobs=3, logprobs=3, echo=True), 3, 3),
+        (completion(prompt_logprobs=0, echo=True), None, 0),
+        (chat(prompt_logprobs=2, logprobs=True), 0, 2),
     ],
 )
 def test_logprobs(request_: GenerationRequest, logprobs: int | None, prompt_logprobs: int | None) -> None:
@@ -129,9 +134,7 @@ def test_fields_of_openais_own_bookkeeping_have_no_effect(field: str, value: Any
 @pytest.mark.parametrize(
     "given",
     [
-        {"tools": []},
         {"functions": []},
-        {"tool_choice": "none"},
         {"function_call": "none"},
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},
@@ -229,6 +232,12 @@ def test_usage_in_a_stream() -> None:
     assert chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}).includes_usage
     assert not chat(stream=True, stream_options={}).includes_usage
     assert not chat(stream=False, stream_options=None).includes_usage
+
+
+def test_a_prompts_logprobs_do_not_come_in_a_stream() -> None:
+    with pytest.raises(ApiError, match="whole answer only"):
+        chat(prompt_logprobs=1, stream=True)
+    assert chat(prompt_logprobs=1, stream=False).prompt_logprob_count == 1
 
 
 def test_scoring_a_prompt_without_an_answer() -> None:

@@ -84,6 +84,9 @@ COMMON = [
     ("stream", 1, "invalid_type", "true or false"),
     ("stream_options", {"include_usage": True}, "invalid_value", "only allowed with 'stream': true"),
     ("stream_options", True, "invalid_type", "include_usage"),
+    ("prompt_logprobs", 21, "invalid_value", "a whole number from 0 to 20"),
+    ("prompt_logprobs", -1, "invalid_value", "a whole number from 0 to 20"),
+    ("prompt_logprobs", True, "invalid_type", "a whole number from 0 to 20"),
     ("stop", "", "invalid_value", "item 0 has 0"),
     ("stop", ["a", ""], "invalid_value", "item 1 has 0"),
     ("stop", ["a", None], "invalid_value", "item 1 is no string"),
@@ -256,6 +259,11 @@ SECRET = "my secret diary"
         {"cache_salt": SECRET * 100},
         {"messages": [{"role": "user", "content": SECRET}], "temperature": 9},
         {"tools": SECRET},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": [SECRET]}}]},
+        {"tools": [{"type": "function", "function": {"name": SECRET, "parameters": SECRET}}]},
+        {"tools": [], "tool_choice": {"type": "function", "function": [SECRET]}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": SECRET}}]}]},
+        {"messages": [{"role": "user", "content": SECRET, "tool_calls": [{"id": [SECRET]}]}]},
     ],
 )
 def test_errors_never_quote_the_users_text(refused: Refused, changes: dict[str, Any]) -> None:

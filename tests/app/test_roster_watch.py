@@ -65,7 +65,7 @@ class PlainControl:
             self.has_failed.set()
             raise self.fails
         changed.clear()
-        return RosterView(roster.version, roster.members(), None)
+        return RosterView(roster.version, roster.members(), ())
 
 
 class _Method:

@@ -11,7 +11,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from app import check
-from app.serve_config import IMPORT_PATH, read_serve_config, unknown_keys
+from app.serve_config import GRPC_SERVICER, IMPORT_PATH, read_serve_config, unknown_keys
 from app.settings import SettingsError
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
@@ -37,6 +37,15 @@ def test_every_shipped_file_holds(path: Path) -> None:
 def test_what_the_files_name_can_be_imported() -> None:
     module, _, function = IMPORT_PATH.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+    module, _, function = GRPC_SERVICER.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), function))
+    assert all(_servicers(path) in ([], [GRPC_SERVICER]) for path in FILES)
+
+
+def _servicers(path: Path) -> list[str]:
+    options = read_serve_config(path).content.get("grpc_options", {})
+    named: list[str] = options.get("grpc_servicer_functions", [])
+    return named
 
 
 def test_the_named_files_are_there() -> None:
@@ -44,6 +53,7 @@ def test_the_named_files_are_there() -> None:
         "local.yaml",
         "local-monolithic.yaml",
         "local-2p1d.yaml",
+        "local-balanced.yaml",
         "llama13b.yaml",
         "opt13b.yaml",
     }
@@ -146,8 +156,20 @@ def test_an_unknown_key_is_found_at_every_level(full: dict[str, Any], keys: tupl
     [
         (_put("http_options", "prot"), "http_options.prot"),
         (_put("http_options", "port", value="x"), "http_options.port"),
+        (
+            _put(
+                "grpc_options",
+                "grpc_servicer_functions",
+                value=["app.grpc_api.inference_pb2_grpc.add_InferenceServicer_to_server"],
+            ),
+            "name app.grpc_api.servicer.add_to_server in its place",
+        ),
         (_put(*_APP, "args", "engin"), "args: engin: unknown key"),
-        (_put(*_APP, "args", "mode", value="balanced"), "'balanced' is not available yet"),
+        (_put(*_APP, "args", "mode", value="balance"), "args: mode: given str 'balance'"),
+        (
+            _put(*_APP, "deployments", value=[{"name": "ControllerServer", "user_config": {"roh": 2}}]),
+            "deployments: user_config of ControllerServer: 'roh' is no setting of moves",
+        ),
         (_put(*_APP, "import_path", value="other:build"), "(given: 'other:build')"),
         (lambda content: content.pop("applications"), "applications"),
     ],

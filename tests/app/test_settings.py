@@ -62,7 +62,7 @@ def test_an_unknown_key_names_its_place_and_the_nearest_known_one() -> None:
 def test_all_problems_are_listed_at_once() -> None:
     lines = problems(
         {
-            "mode": "balanced",
+            "mode": "balance",
             "engin": {},
             "engine": {"dtype": "int8", "torch_threads": "1", "gpu_memory_utilization": 1.5},
             "prefill": {"replicas": 0, "engine": {"devic": "cpu"}},
@@ -80,7 +80,7 @@ def test_all_problems_are_listed_at_once() -> None:
         "prefill.engine.devic",
         "ingress.dispatch.policy",
     }
-    assert any("'balanced' is not available yet" in line and "static, monolithic" in line for line in lines)
+    assert any("given str 'balance'" in line and "'balanced'" in line for line in lines)
     assert any("given str 'int8'" in line and "bfloat16" in line for line in lines)
 
 

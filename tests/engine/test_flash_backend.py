@@ -92,7 +92,9 @@ def test_engine_on_flash_attention_gives_the_reference_tokens_also_from_graphs(
     flash_backend: type[AttentionBackend],
     reference: FlashReference,
 ) -> None:
-    plain = make_engine(family_folders[family], block_tokens=BLOCK, kv_cache_blocks=24, max_batch_tokens=96)
+    plain = make_engine(
+        family_folders[family], block_tokens=BLOCK, kv_cache_blocks=24, max_batch_tokens=96, kernels="torch"
+    )
     plain.loaded.model._backend = flash_backend()
     prompts = [make_prompt(length, length) for length in (1, 30, 250, 256, 257, 60)]
     expected = load_reference(family_folders[family])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.engine.engine import Engine
+from actors.engine.grants import BlocksWanted
 from actors.engine.request import EngineRequest
 from actors.engine.room import GrantRefusedError
 from tests.engine.conftest import MakeEngine
@@ -212,3 +213,34 @@ def test_another_model_is_refused(llama_folder: Path, make_engine: MakeEngine) -
         engine.grant("other", [(0, 0)], [], 4, b"x" * 16)
     with pytest.raises(ValueError, match="not hosted here"):
         engine.release("other")
+
+
+def test_what_is_promised_to_own_requests_is_not_given_away(llama_folder: Path, make_engine: MakeEngine) -> None:
+    """Nor is the room for layers that are away: they may have to come home at any moment."""
+    engine = make_engine(llama_folder, kv_cache_blocks=12, slab_pages=1)
+    fingerprint = engine.loaded.fingerprint
+    engine.grants.promised_blocks = 8
+    engine.lanes_departed([], [2])
+    before = books(engine)
+    # Of the 12 blocks of 6 lanes 8 stay, which leaves 24 slabs.
+    with pytest.raises(GrantRefusedError, match="24 can be given: own requests keep 8 blocks"):
+        engine.grant("other", all_lanes(1), [], 13, fingerprint)
+    assert books(engine) == before
+    wanted = BlocksWanted(least=1, now=20, most=1000, live=1000)
+    assert engine.grants.offer("other", all_lanes(1), [], wanted, fingerprint) == 12
+    assert books(engine) == before
+    engine.grant("other", all_lanes(1), [], 12, fingerprint)
+    granted = engine.lanes_returning(all_lanes(2), [2])
+    assert granted.num_blocks == engine.blocks.num_blocks == 8
+
+
+def test_memory_is_shared_out_by_what_is_live(llama_folder: Path, make_engine: MakeEngine) -> None:
+    engine = make_engine(llama_folder, kv_cache_blocks=12, slab_pages=1)
+    lanes = all_lanes(1)
+    # 72 pages; 6 lanes of its own with nothing live, and two that come: so many blocks live count as one more.
+    assert engine.grants.fair_blocks("other", lanes, [], live_blocks=0) == 72 // 8
+    assert engine.grants.fair_blocks("other", lanes, [], live_blocks=5) == 72 * 6 // (6 + 12)
+    assert engine.add(EngineRequest("r", make_prompt(2 * BLOCK), greedy(9))) is None
+    engine.step()
+    assert engine.blocks.num_live == 2
+    assert engine.grants.fair_blocks("other", lanes, [], live_blocks=5) == 72 * 6 // (3 * 6 + 12)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engine.block_manager import BlockManager
+from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine.scheduler import Scheduler, SchedulerSettings
 from actors.engine.sequence import SequenceState, Status
@@ -116,28 +117,41 @@ def test_failed_fetch_is_computed_instead() -> None:
     assert sequence.num_cached_tokens == 4
 
 
-def test_blocks_that_a_fetch_fills_are_fresh_only_when_it_does_not() -> None:
-    """Block 0 is held here already, 1 and 2 are to be fetched whole, 3 in part, 4 is computed."""
-    for num_fetched, unfilled in ((15, []), (12, []), (8, [2]), (4, [1, 2]), (0, [1, 2])):
-        scheduler = make_scheduler(16, budget=32)
-        add(scheduler, "early", 5, seed=7)
-        run_step(scheduler)
-        sequence = add(scheduler, "a", 20, seed=7, external_tokens=15)
+@pytest.mark.parametrize(
+    ("num_fetched", "unfilled"), [(15, [4]), (12, [3, 4]), (8, [2, 3, 4]), (4, [1, 2, 3, 4]), (0, [1, 2, 3, 4])]
+)
+@pytest.mark.parametrize("begins_early", [False, True])
+def test_blocks_are_fresh_that_a_fetch_has_not_filled(
+    num_fetched: int, unfilled: list[int], begins_early: bool
+) -> None:
+    """Block 0 is held here already, 1 and 2 are to be fetched whole, 3 in part, of which the rest is cleared with it; 4
+    is computed."""
+    scheduler = make_scheduler(16, budget=32)
+    add(scheduler, "early", 5, seed=7)
+    run_step(scheduler)
+    sequence = add(scheduler, "a", 20, seed=7, external_tokens=15)
+    plan = scheduler.schedule()
+    blocks = sequence.block_ids
+    assert [(fetch.first_token, fetch.last_token) for fetch in plan.fetches] == [(4, 15)]
+    assert not set(blocks) & set(plan.fresh_blocks)
+    scheduler.returned(plan)
+    if begins_early:
+        assert scheduler.arriving("a", 15, LayerArrival(timeout_s=60.0))
         plan = scheduler.schedule()
-        blocks = sequence.block_ids
-        assert [(fetch.first_token, fetch.last_token) for fetch in plan.fetches] == [(4, 15)]
-        assert set(blocks[3:]) <= set(plan.fresh_blocks)
-        assert not set(blocks[:3]) & set(plan.fresh_blocks)
-        scheduler.fetched("a", num_fetched)
-        again = scheduler.schedule()
-        assert [chunk.sequence.request_id for chunk in again.prefills] == ["a"]
-        assert again.fresh_blocks == [blocks[index] for index in unfilled]
+        assert plan.fresh_blocks == [blocks[4]]
+        scheduler.returned(plan)
+        scheduler.return_to_fetching(sequence)
+    scheduler.fetched("a", num_fetched)
+    again = scheduler.schedule()
+    assert [chunk.sequence.request_id for chunk in again.prefills] == ["a"]
+    assert again.fresh_blocks == [blocks[index] for index in unfilled]
+    assert scheduler.schedule().fresh_blocks == []
 
 
 def test_blocks_of_a_fetch_that_was_given_up_are_fresh_for_the_next() -> None:
     scheduler = make_scheduler(4)
     sequence = add(scheduler, "a", 16, external_tokens=15)
-    assert scheduler.schedule().fresh_blocks == [sequence.block_ids[3]]
+    assert scheduler.schedule().fresh_blocks == []
     scheduler.finish(sequence)
     following = add(scheduler, "b", 16)
     assert scheduler.schedule().fresh_blocks == following.block_ids

@@ -6,7 +6,6 @@ import functools
 import random
 from collections import deque
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,35 +160,6 @@ def arriving(scheduler: Scheduler, seed: int = 1) -> SequenceState:
     return sequence
 
 
-def test_what_is_computed_with_kv_that_arrives_is_one_step_at_a_time() -> None:
-    scheduler = make_scheduler(16, budget=8)
-    arriving(scheduler)
-    plan = scheduler.schedule()
-    assert names(plan) == [("late", 8)]
-    assert names(scheduler.schedule()) == []
-    end(scheduler, plan)
-    assert names(scheduler.schedule()) == [("late", 6)]
-
-
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_a_fetch_that_ends_in_flight_counts_only_if_the_step_finds_it_failed(has_failed: bool) -> None:
-    scheduler = make_scheduler(16, budget=8)
-    sequence = arriving(scheduler)
-    plan = scheduler.schedule()
-    blocks = list(sequence.block_ids)
-    assert scheduler.fetched("late", 4) is None
-    assert (sequence.status, sequence.block_ids) == (Status.RUNNING, blocks)
-    if not has_failed:
-        end(scheduler, plan)
-        assert (sequence.num_computed, sequence.late_fetch_tokens) == (24, None)
-        return
-    assert scheduler.returned(plan) == plan.chunks
-    assert scheduler.return_to_fetching(sequence) == 4
-    assert scheduler.fetched("late", 4) is sequence
-    (chunk,) = scheduler.schedule().chunks
-    assert (chunk.first_token, sequence.num_computed, sequence.block_ids) == (4, 4, blocks)
-
-
 def test_sequences_of_a_lost_step_begin_anew_and_nobody_finds_what_they_had() -> None:
     scheduler = make_scheduler(16, budget=8)
     lost = add(scheduler, "lost", 12)
@@ -211,14 +181,16 @@ def test_sequences_of_a_lost_step_begin_anew_and_nobody_finds_what_they_had() ->
 
 def test_when_all_content_is_lost_nothing_is_found_and_fetching_ones_begin_anew_too() -> None:
     scheduler = make_scheduler(32, budget=64)
-    ended, running = add(scheduler, "ended", 8), add(scheduler, "running", 8)
+    ended, running, exported = (add(scheduler, name, 8) for name in ("ended", "running", "exported"))
     end(scheduler, scheduler.schedule())
     scheduler.finish(ended)
+    scheduler.finish(exported, keep_blocks=True)
     fetching = add(scheduler, "fetching", 12, seed=3, external_tokens=8)
     end(scheduler, scheduler.schedule())
     arrives = arriving(scheduler, seed=4)
     scheduler.recompute_lost(all_content=True)
     assert scheduler.blocks.match_prefix(ended.keys(BLOCK)) == []
+    assert scheduler.exports == {}
     assert running.status is Status.WAITING
     # Their blocks are still being written to.
     assert {s.request_id: len(s.block_ids) for s in (fetching, arrives)} == {"fetching": 3, "late": 8}

@@ -137,37 +137,56 @@ def test_zeros_and_ones_of_tokens_end_as_at_home(llama_folder: Path, make_apart:
     engine.check_idle()
 
 
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_kv_that_arrives_is_there_before_another_worker_needs_it(
-    has_failed: bool, llama_folder: Path, make_apart: MakeApart, make_engine: MakeEngine
+def test_kv_that_arrives_is_waited_for_whole_where_layers_are_elsewhere(
+    llama_folder: Path, make_apart: MakeApart, make_engine: MakeEngine
 ) -> None:
-    """The fetch ends while the step is in flight."""
+    """A request that was to be computed while its KV arrives, when layers left, and one that would be then."""
     expected = run_requests(make_engine(llama_folder), [EngineRequest("late", PROMPT, greedy(6))])["late"].tokens
     source = Source(make_engine(llama_folder))
-    engine, remote = make_apart(llama_folder, SPLITS["middle"])
+    engine = make_engine(llama_folder)
     engine.add(EngineRequest("late", PROMPT, greedy(6), external_tokens=PREFIX_TOKENS))
     assert not engine.begin_step()
     (fetch,) = engine.take_fetches()
-    incoming = LayerArrival(timeout_s=60.0)
-    assert engine.arriving("late", PREFIX_TOKENS, incoming)
+    assert engine.arriving("late", PREFIX_TOKENS, LayerArrival(timeout_s=0.0))
+    remote = HandDriven({"x": Host(load_model(llama_folder, engine.config))})
+    put_elsewhere(engine, SPLITS["middle"], remote)
+    assert not engine.begin_step()
+    assert not engine.arriving("late", PREFIX_TOKENS, LayerArrival(timeout_s=0.0))
     for layer in range(3):
-        for loaded in (engine.loaded, remote.hosts["x"].loaded):
-            source.bring(Loaded(loaded), fetch, layer)  # type: ignore[arg-type]
-    incoming.advance(2 if has_failed else 3)
-    assert engine.begin_step()
-    if has_failed:
-        incoming.fail()
-    assert not engine.fetched("late", 32 if has_failed else PREFIX_TOKENS)
+        source.bring(engine if layer != 1 else Loaded(remote.hosts["x"].loaded), fetch, layer)  # type: ignore[arg-type]
+    assert engine.fetched("late", PREFIX_TOKENS)
     answers = {"late": Answer()}
     while engine.has_work:
         while engine.can_begin and engine.begin_step():
             pass
-        remote.deliver_all()
-        engine.advance()
-        take_in(answers, engine.end_step())
+        drain(engine, remote, answers)
     assert answers["late"].tokens == expected
-    assert engine.counters.fetched_tokens == (32 if has_failed else PREFIX_TOKENS)
+    assert (engine.counters.fetched_tokens, engine.counters.early_starts) == (PREFIX_TOKENS, 1)
     engine.check_idle()
+
+
+def test_pages_of_a_fetch_that_brings_less_are_cleared_elsewhere_too(
+    llama_folder: Path, make_apart: MakeApart, make_engine: MakeEngine
+) -> None:
+    """Whoever had the blocks before left numbers there that nobody can compute with. What is fetched ends within a
+    block, of which the rest is cleared with it."""
+    prompt = PROMPT[: PREFIX_TOKENS + 3]
+    expected = run_requests(make_engine(llama_folder), [EngineRequest("late", prompt, greedy(6))])["late"].tokens
+    source = Source(make_engine(llama_folder))
+    engine, remote = make_apart(llama_folder, SPLITS["middle"])
+    remote.hosts["x"].spoil()
+    engine.add(EngineRequest("late", prompt, greedy(6), external_tokens=PREFIX_TOKENS + 2))
+    assert not engine.begin_step()
+    (fetch,) = engine.take_fetches()
+    for layer in range(3):
+        source.bring(engine if layer != 1 else Loaded(remote.hosts["x"].loaded), fetch, layer)  # type: ignore[arg-type]
+    assert engine.fetched("late", PREFIX_TOKENS)  # and not the two tokens behind it
+    answers = {"late": Answer()}
+    while engine.has_work:
+        while engine.can_begin and engine.begin_step():
+            pass
+        drain(engine, remote, answers)
+    assert answers["late"].tokens == expected
 
 
 class Loaded:

@@ -1,4 +1,5 @@
-"""The directory against a model that keeps everything in plain dicts and searches them by brute force."""
+"""The directory, whole and in shards, against a model that keeps everything in plain dicts and searches them by brute
+force."""
 
 from __future__ import annotations
 
@@ -8,17 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kv.directory import Directory
 from kv.extents import Copy, ExtentInfo
 from kv.part_range import LaneRange
 from kv.policy.policy_file import PolicySpec
 from kv.tiers import TIERS, Tier
+from tests.local_directory import LocalDirectory
 
 STORES = ["s", "t"]
 TTL_S = 20.0
-# A chain is a path in a binary tree, so that prefixes are shared and chains fork.
-chains = st.lists(st.sampled_from("01"), min_size=1, max_size=6).map(
-    lambda path: ["".join(path[: end + 1]).encode() for end in range(len(path))]
+# A chain is a path in a tree, so that prefixes are shared and chains fork.
+# Its roots lie in different shards.
+chains = st.tuples(st.sampled_from("012"), st.lists(st.sampled_from("01"), max_size=5)).map(
+    lambda path: [(path[0] + "".join(path[1][:end])).encode() for end in range(len(path[1]) + 1)]
 )
 durations = st.sampled_from([1.0, 3.0, 10.0])
 
@@ -50,9 +52,11 @@ class ModelPut(ModelHold):
 
 
 class DirectoryMachine(RuleBasedStateMachine):
+    num_shards = 1
+
     def __init__(self) -> None:
         super().__init__()
-        self.directory = Directory(policy=PolicySpec(default_ttl_s=TTL_S))
+        self.directory = LocalDirectory(self.num_shards, PolicySpec(default_ttl_s=TTL_S))
         self.now_s = 0.0
         self.clock = 0
         self.extents: dict[str, ModelExtent] = {}
@@ -82,9 +86,14 @@ class DirectoryMachine(RuleBasedStateMachine):
     def visible_end(self, chain: list[bytes], start: int) -> int:
         return next((i for i in range(start, len(chain)) if self.owner(chain[i]) is None), len(chain))
 
+    def shard(self, extent: ModelExtent) -> int:
+        root = extent.info.keys[0][:1].ljust(4, b"\0")
+        return int.from_bytes(root, "big") % self.num_shards
+
     def by_age(self, store_id: str, tier: Tier) -> list[ModelExtent]:
+        """Shard by shard."""
         mine = [e for e in self.extents.values() if e.info.store_id == store_id and tier in e.copies]
-        return sorted(mine, key=lambda extent: (extent.copies[tier].stamp, -extent.first_block))
+        return sorted(mine, key=lambda extent: (self.shard(extent), extent.copies[tier].stamp, -extent.first_block))
 
     def add_copy_to_model(self, info: ExtentInfo, tier: Tier, num_bytes: int) -> None:
         self.clock += 1
@@ -235,27 +244,32 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule(store_id=st.sampled_from(STORES), tier=st.sampled_from(TIERS), need_bytes=st.integers(0, 80))
     def evict(self, store_id: str, tier: Tier, need_bytes: int) -> None:
         held = self.held()
-        victims: list[str] = []
-        freed = 0
-        for extent in self.by_age(store_id, tier):
-            if freed < need_bytes and extent.info.extent_id not in held:
-                victims.append(extent.info.extent_id)
-                freed += extent.copies[tier].num_bytes
+        free = [each for each in self.by_age(store_id, tier) if each.info.extent_id not in held]
         evicted = self.directory.evict(store_id, tier, need_bytes, self.now_s)
-        assert evicted == (victims if freed >= need_bytes else [])
+        sizes = [self.extents[extent_id].copies[tier].num_bytes for extent_id in evicted]
+        if sum(each.copies[tier].num_bytes for each in free) < need_bytes:
+            assert evicted == []
+        elif need_bytes > 0:
+            assert sum(sizes[:-1]) < need_bytes <= sum(sizes)
+        for shard in range(self.num_shards):
+            in_order = [each.info.extent_id for each in free if self.shard(each) == shard]
+            gone = [extent_id for extent_id in evicted if self.shard(self.extents[extent_id]) == shard]
+            assert gone == in_order[: len(gone)]
         self.remove_copies_of_model(evicted, tier)
 
     @rule(store_id=st.sampled_from(STORES), limit=st.integers(1, 3))
     def expire(self, store_id: str, limit: int) -> None:
         held = self.held()
-        overdue = {
-            tier: [
-                extent.info.extent_id
-                for extent in self.by_age(store_id, tier)
-                if extent.copies[tier].used_s + TTL_S < self.now_s and extent.info.extent_id not in held
-            ][:limit]
-            for tier in TIERS
-        }
+        overdue: dict[Tier, list[str]] = {tier: [] for tier in TIERS}
+        for tier in TIERS:
+            for shard in range(self.num_shards):
+                overdue[tier] += [
+                    extent.info.extent_id
+                    for extent in self.by_age(store_id, tier)
+                    if self.shard(extent) == shard
+                    and extent.copies[tier].used_s + TTL_S < self.now_s
+                    and extent.info.extent_id not in held
+                ][:limit]
         assert self.directory.expire(store_id, self.now_s, limit) == overdue
         for tier, extent_ids in overdue.items():
             self.remove_copies_of_model(extent_ids, tier)
@@ -314,7 +328,14 @@ class DirectoryMachine(RuleBasedStateMachine):
             for tier, num_bytes in tiers.items():
                 self.directory.evict(store_id, tier, num_bytes, self.now_s)
         assert self.directory.num_blocks == 0
+        self.directory.close()
+
+
+class ShardedMachine(DirectoryMachine):
+    num_shards = 3
 
 
 TestDirectory = DirectoryMachine.TestCase
 TestDirectory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestShardedDirectory = ShardedMachine.TestCase
+TestShardedDirectory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

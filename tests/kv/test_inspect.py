@@ -59,6 +59,13 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple
     return status, json.loads(output)
 
 
+def test_what_was_used_in_the_future_has_no_age(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The clock was set back since."""
+    os.utime(path_of(folder, IDS[0]), (time.time() + 3600, time.time() + 3600))
+    _, found = as_json(capsys, folder)
+    assert {row["extent"]: row["age_s"] for row in found["extents"]}[IDS[0]] == 0
+
+
 def test_extents_and_totals_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = as_json(capsys, folder)
     assert status == 0

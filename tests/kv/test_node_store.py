@@ -76,7 +76,7 @@ def test_parts_of_a_block_are_put_together(setup: Setup, worker: Any) -> None:
     async def run() -> tuple[list[list[NDArray[Any]]], list[int]]:
         blocks: list[list[NDArray[Any]]] = [[], []]
         num_layers = []
-        directory = DirectoryClient(setup.directory)
+        directory = DirectoryClient([setup.directory])
         async for got in fetch_parts(
             directory, {"s": store}, found, keys, layout, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
         ):
@@ -374,7 +374,7 @@ def test_another_models_reader_gets_nothing(setup: Setup, worker: Any) -> None:
     misses: list[str] = []
 
     async def run(layout: KvLayout, fingerprint: bytes, wanted: list[bytes]) -> None:
-        directory = DirectoryClient(setup.directory)
+        directory = DirectoryClient([setup.directory])
         found = await directory.lookup(keys, 60.0)
         async for _ in fetch_parts(
             directory,
@@ -415,7 +415,7 @@ def test_a_reader_that_stops_early_releases_its_lease(setup: Setup, worker: Any)
     found = setup.lookup(keys)
 
     async def run() -> None:
-        directory = DirectoryClient(setup.directory)
+        directory = DirectoryClient([setup.directory])
         async with aclosing(
             fetch_parts(directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss)
         ) as blocks:
@@ -436,7 +436,7 @@ def test_a_slow_reader_keeps_its_blocks_after_lease_and_extent_are_gone(setup: S
     ends: list[int] = []
 
     async def run() -> None:
-        directory = DirectoryClient(setup.directory)
+        directory = DirectoryClient([setup.directory])
         async for got in fetch_parts(
             directory, {"s": store}, found, keys, LAYOUT, FINGERPRINT, timeout_s=30.0, on_miss=no_miss
         ):
@@ -472,7 +472,7 @@ def test_without_a_directory_a_pull_is_refused(setup: Setup, worker: Any) -> Non
 
 
 def test_a_restarted_store_starts_empty(setup: Setup, worker: Any) -> None:
-    store = setup.start(cast(Any, NodeStore).options(max_restarts=1), ("s", setup.directory, 8 * MIB))
+    store = setup.start(cast(Any, NodeStore).options(max_restarts=1), ("s", [setup.directory], 8 * MIB))
     keys = chain("a", 12)
     pull(store, worker, keys)
     crash(store)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,24 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
+from kv.directory_client import DirectoryClient
 from load_tests import directory_load
 from load_tests.directory_load import LoadedDirectory, too_large
 from load_tests.index_size import IndexSize
 from tests.store_cell import eventually
 
 
-@pytest.fixture
-def directory(ray_cluster: None) -> Iterator[LoadedDirectory]:
-    directory = LoadedDirectory(num_blocks=5000, seed=1)
+@pytest.fixture(params=[1, 2], ids=["1 shard", "2 shards"])
+def directory(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[LoadedDirectory]:
+    directory = LoadedDirectory(num_blocks=5000, seed=1, num_shards=request.param)
     yield directory
     directory.close()
 
 
 def stats(directory: LoadedDirectory) -> dict[str, Any]:
-    answer: dict[str, Any] = ray.get(directory._actor.stats.remote(), timeout=60)
-    return answer
+    return asyncio.run(DirectoryClient(directory._shards).stats())
 
 
 @pytest.mark.cluster

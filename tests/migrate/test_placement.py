@@ -219,3 +219,15 @@ def test_whatever_moves_every_layer_and_lane_is_in_one_place(moves: list[Move]) 
         everywhere = {"h", *weights.values(), *lanes.values()}
         assert placement.workers() == everywhere
         assert placement.is_home == (everywhere == {"h"})
+
+
+def test_what_lost_workers_had_goes_home() -> None:
+    placement = Placement.at_home("home", 5, 4).with_layers_moved(1, 2, "a").with_layers_moved(3, 1, "b")
+    placement = placement.with_heads_moved([0, 4], [2, 3], "a").with_heads_moved([4], [0], "c")
+    after = placement.with_all_home_from(["a", "c", "nobody"])
+    assert after.version == placement.version + 1
+    assert after.workers() == {"home", "b"}
+    assert after.layers_on("b") == (3,)
+    assert after.with_all_home_from(["b"]).is_home
+    with pytest.raises(ValueError, match="must change the placement"):
+        after.with_all_home_from(["a"])

@@ -10,7 +10,7 @@ from migrate.fleet import Fleet
 from migrate.move_settings import MoveSettings
 from migrate.moves import EndedMove, HeadMove, LayerMove
 from migrate.planner import Plan, plan
-from migrate.verdict import Reason, Situation
+from migrate.verdict import Abilities, Reason, Situation
 from tests.migrate.fleets import at_home, fleet, model, worker
 
 COMPUTE = MoveSettings(compute_weight=1.0, memory_weight=0.0)
@@ -281,3 +281,43 @@ def test_what_lies_on_a_dead_worker_is_not_touched() -> None:
 
 def test_no_worker_no_plan() -> None:
     assert planned(Fleet.of([], [], COST)) == Plan((), (), {}, 0.0)
+
+
+def test_of_two_hosts_in_need_the_one_that_can_be_helped_is() -> None:
+    # b hosts two layers of a, and has work of its own: 0.4 + 0.6; c is idle. What b hosts could go on to c, in one move
+    # as good as one of b's own layers. Where it cannot, b's own do.
+    workers = (worker("a", prefill_tokens_per_s=200), worker("b", prefill_tokens_per_s=150), worker("c"))
+    now = fleet(COST, *workers, placed=(LAST_TWO_ON_B,))
+    able, unable = planned(now), planned(now, abilities=Abilities(onward=False))
+    onward = LayerMove("a", 2, 2, "b", "c")
+    assert onward in {verdict.move for verdict in able.verdicts if verdict.reason is not Reason.UNABLE}
+    (refused,) = [verdict for verdict in unable.verdicts if verdict.move == onward]
+    assert refused.reason is Reason.UNABLE
+    assert "move it there first" in refused.detail
+    assert unable.moves
+    assert all(move.instance == move.source for move in unable.moves)
+
+
+def test_layers_relieve_memory_where_heads_cannot_move() -> None:
+    # As where memory alone is the trouble: U 0.5 and 0, and nothing computes.
+    now = fleet(COST, worker("a", live_blocks=100), worker("b"))
+    made = planned(now, EVEN, abilities=Abilities(heads=False))
+    assert made.moves
+    assert all(isinstance(move, LayerMove) for move in made.moves)
+    assert {verdict.reason for verdict in made.verdicts if isinstance(verdict.move, HeadMove)} == {Reason.UNABLE}
+
+
+def test_cached_blocks_are_copied_too_as_far_as_the_destination_takes_them() -> None:
+    # Two layers of four lanes: 80 bytes a block. 10 blocks are live.
+    for cached in (0, 40, 90):
+        busy = worker("a", prefill_tokens_per_s=200, live_blocks=10, cached_blocks=cached)
+        made = planned(fleet(COST, busy, worker("b")))
+        (chosen,) = [verdict.prediction for verdict in made.verdicts if verdict.accepted]
+        assert chosen is not None
+        assert chosen.kv_bytes == 80 * (10 + cached)
+    # Of 1,600 pages b shares out 1,600 x 3 x 8 / (3 x 8 + 79 x 16) = 29 to the 8 lanes: 3 blocks, of which 2 are live.
+    busy = worker("a", prefill_tokens_per_s=200, live_blocks=2, cached_blocks=90)
+    made = planned(fleet(COST, busy, worker("b", live_blocks=78)))
+    (chosen,) = [verdict.prediction for verdict in made.verdicts if verdict.accepted]
+    assert chosen is not None
+    assert (chosen.grant_blocks, chosen.kv_bytes) == (3, 80 * 3)

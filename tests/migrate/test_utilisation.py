@@ -104,7 +104,8 @@ def test_what_arrived_is_what_was_done_and_what_is_left_over() -> None:
     [
         ({"running": -1.0}, "running"),
         ({"decode_tokens_per_s": math.nan}, "decode_tokens_per_s"),
-        ({"live_blocks": 101}, "101 live blocks of 100"),
+        ({"live_blocks": 101}, "101 live and 0 cached blocks of 100"),
+        ({"live_blocks": 60, "cached_blocks": 41}, "60 live and 41 cached blocks of 100"),
     ],
 )
 def test_impossible_figures_are_refused(figures: dict[str, float], says: str) -> None:

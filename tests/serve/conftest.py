@@ -10,16 +10,13 @@ import pytest
 from ray import serve
 
 from app import builder
+from app.serve_config import GRPC_SERVICER
 from tests.openai_app import ARGS as openai_app_args
 from tests.openai_app import OpenAIApp
 from tests.running_app import APP_NAME, Deploy, RunningApp
 
 if TYPE_CHECKING:
     from tests.reference_text import ReferenceText
-
-
-SERVICER = "app.grpc_api.inference_pb2_grpc.add_InferenceServicer_to_server"
-"""As in every file of serve_configs."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def ports(ray_cluster: None) -> Iterator[Ports]:
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": "127.0.0.1", "port": ports.http},
-        grpc_options={"port": ports.grpc, "grpc_servicer_functions": [SERVICER]},
+        grpc_options={"port": ports.grpc, "grpc_servicer_functions": [GRPC_SERVICER]},
     )
     yield ports
     serve.shutdown()

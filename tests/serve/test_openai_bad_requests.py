@@ -126,7 +126,9 @@ BAD_OTHERS = [
     ]
 ]  # fmt: skip
 BAD_OTHERS += [
-    chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+    chat(tools=[{"type": "function", "function": {"name": "f"}}]),  # this model's template knows none
+    chat(tools=[{"type": "function", "function": {"name": "f()"}}], tool_choice="required"),
+    chat(tool_choice="required"),
     chat(response_format={"type": "json_object", "schema": {}}),
     chat(chat_template_kwargs={"messages": []}),
     chat(chat_template_kwargs={"chat_template": "{{ 1 / 0 }}"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import openai
 import pytest
 import torch
 
@@ -112,6 +113,41 @@ def test_an_echoed_prompts_logprobs(openai_app: OpenAIApp, reference: ReferenceT
     for top, token, row in zip(choice.logprobs.top_logprobs[1:], tokens[1:], rows, strict=True):
         assert set(top) == {text_in(reference, int(row.argmax())), text_in(reference, token)}
     assert cached_tokens(answer) == 0  # every position is needed, so nothing is taken from a cache
+
+
+def assert_prompt_logprobs(reference: ReferenceText, prompt: list[int], got: list[Any], num_top: int) -> None:
+    assert len(got) == len(prompt)
+    assert got[0] is None
+    for entry, token, row in zip(got[1:], prompt[1:], reference.logprobs(prompt[:1], prompt[1:]), strict=True):
+        best = row.topk(num_top)
+        likely = {str(int(top)): rank for rank, top in enumerate(best.indices, start=1)}
+        assert entry.keys() == {*likely, str(token)}
+        assert {key: value["rank"] for key, value in entry.items() if key in likely} == likely
+        for key, value in entry.items():
+            assert_near([value["logprob"]], [float(row[int(key)])])
+            assert value["decoded_token"] == text_in(reference, int(key))
+
+
+def test_a_prompts_logprobs_in_vllms_form(openai_app: OpenAIApp, reference: ReferenceText) -> None:
+    extra = {"prompt_logprobs": 2}
+    answer = openai_app.client.completions.create(
+        model=openai_app.model, prompt=STORY, max_tokens=2, n=2, temperature=0, extra_body=extra
+    )
+    for choice in answer.choices:
+        assert choice.logprobs is None
+        assert choice.text
+        assert_prompt_logprobs(reference, reference.tokenizer.encode(STORY), choice.prompt_logprobs, 2)  # type: ignore[attr-defined]
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    chat: Any = openai_app.client.chat.completions.create(
+        model=openai_app.model, messages=messages, max_tokens=2, extra_body=extra
+    )
+    assert_prompt_logprobs(reference, reference.chat_prompt(QUESTION), chat.prompt_logprobs, 2)
+    assert not hasattr(openai_app.chat(QUESTION, max_tokens=1), "prompt_logprobs")
+
+
+def test_embeddings_are_refused(openai_app: OpenAIApp) -> None:
+    with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
+        openai_app.client.embeddings.create(model=openai_app.model, input="hi")
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])

@@ -1,11 +1,13 @@
-"""What is on disk outlives the app, and the store's process: a known prefix is a hit, with the right tokens."""
+"""What is on disk outlives the app, the store's process and the directory's, of which there are two: a known prefix is
+a hit, with the right tokens."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,9 +15,14 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
+from actors.addresses import address_of
+from app.api_keys import PUBLIC, derive_salt
+from kv.directory_client import DirectoryClient
 from kv.disk.extent_file import verify_file
+from kv.keys import block_keys
+from kv.shards import shard_of_chain
 from kv.store_stats import StoreStats
-from tests.app_insides import replica, store_process, store_stats, wait_free
+from tests.app_insides import replica, shards, store_process, store_stats, wait_free
 from tests.asked import SERVED, Answered, ask
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
@@ -27,6 +34,7 @@ MODEL = "random/llama-8x8"
 BLOCK = 16
 POOL_BLOCKS = 70
 ANSWER = 6
+SHARDS = 2
 BACK_LIMIT_S = 120.0
 SEEDS = itertools.count(10_000)
 
@@ -60,6 +68,7 @@ class Restarts:
                     "dram_gib": 0.1,
                     "disk": {"folder": str(self._folder), "limit_gib": 0.5},
                     "fetch_timeout_s": 30.0,
+                    "directory_shards": SHARDS,
                     # `deploy` keeps the app that it has unless something differs.
                     "lease_s": 30.0 + self._count,
                 },
@@ -170,6 +179,34 @@ def wait_replaced(pid: int) -> None:
     wait_until(is_replaced, BACK_LIMIT_S, "there is no store with the disk")
 
 
+def test_while_a_shard_of_the_directory_is_started_again_the_other_one_knows_its_own(
+    app: RunningApp, judge: Judge
+) -> None:
+    prompts = [prompt(30 * BLOCK + 1, 500 + number) for number in range(8)]
+    fingerprint = address_of(app.members()[0]).facts.fingerprint
+    salt = derive_salt(PUBLIC.salt, None)
+    chains = [block_keys(tokens, BLOCK, fingerprint, salt) for tokens in prompts]
+    by_shard = [shard_of_chain(keys, SHARDS) for keys in chains]
+    assert set(by_shard) == {0, 1}
+    assert len(shards()) == SHARDS
+    asked(app, judge, prompts)
+    wait_free(app)
+    fill_devices(app, judge)
+
+    os.kill(ray.get(shards()[0].__ray_call__.remote(lambda _: os.getpid()), timeout=30), signal.SIGKILL)
+    answers = asked(app, judge, prompts)
+    for shard, answer in zip(by_shard, answers, strict=True):
+        assert answer.cached_tokens in ((0, 30 * BLOCK) if shard == 0 else (30 * BLOCK,))
+
+    def is_all_known() -> bool:
+        try:
+            return all(asyncio.run(DirectoryClient(shards()).match_blocks(keys)) == 30 for keys in chains)
+        except RayError:  # it is being started again
+            return False
+
+    wait_until(is_all_known, BACK_LIMIT_S, "the shard was not told what the store has")
+
+
 def test_what_was_written_before_the_store_was_killed_is_there(app: RunningApp, judge: Judge) -> None:
     shared = prompt(30 * BLOCK + 1, 200)
     asked(app, judge, [shared])
@@ -205,13 +242,25 @@ def test_a_store_that_is_killed_while_it_writes_leaves_nothing_broken(
     assert len(files) == node_store().disk.num_extents
 
 
-def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(app: RunningApp, judge: Judge) -> None:
-    shared = prompt(20 * BLOCK + 1, 400)
+def lose_control_replica() -> None:
+    ray.kill(replica("ControlServer"))
+
+
+def lose_a_shard_for_good() -> None:
+    """Which the control replica notices, and goes: nobody who has the handle could be given another one."""
+    ray.kill(shards()[1])
+
+
+@pytest.mark.parametrize("lose", [lose_control_replica, lose_a_shard_for_good])
+def test_the_store_of_a_control_replica_that_died_takes_over_the_disk(
+    app: RunningApp, judge: Judge, lose: Callable[[], None]
+) -> None:
+    shared = prompt(20 * BLOCK + 1, next(SEEDS))
     asked(app, judge, [shared])
     wait_free(app)
     wait_until(lambda: node_store().disk.num_queued_extents == 0, 30.0, "it was not written")
     process = store_process()
-    ray.kill(replica("ControlServer"))
+    lose()
     wait_replaced(process.pid)
 
     def is_hit() -> bool:

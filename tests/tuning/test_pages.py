@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tuning.hardware_profile import read_hardware
 from tuning.job.axes import choice_axis, numeric_axis, ttl_axis
 from tuning.job.job import CHOSEN, INTERRUPTED, NOTHING_FEASIBLE, UNUSABLE
 from tuning.job.options import make_parser
+from tuning.model_config import read_model_shape
 from tuning.pareto.space import CategoricalAxis, NumericAxis
+from tuning.price_book import read_prices
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("traces", "tuning-job", "tuning-report", "group-ttl", "pareto-search", "simulator")
@@ -49,3 +53,17 @@ def test_the_forms_of_axes_in_the_help_are_those_that_are_taken() -> None:
     assert ttl_axis("x", forms[3]) is None
     assert choice_axis("x", forms[4], ("lru", "lfu")) == "lru"
     assert choice_axis("x", forms[5], ("lru", "lfu")) == CategoricalAxis("x", ("lru", "lfu"))
+
+
+@pytest.mark.parametrize(
+    ("option", "read"), [("--model", read_model_shape), ("--hardware", read_hardware), ("--prices", read_prices)]
+)
+def test_the_names_in_the_help_are_those_that_are_taken(option: str, read: Callable[[str], object]) -> None:
+    (action,) = (each for each in make_parser()._actions if option in each.option_strings)
+    assert action.help is not None
+    names = action.help.partition(";")[0].split(", ")
+    assert len(names) >= 2
+    for name in names:
+        read(name)
+    with pytest.raises(ValueError, match=re.escape(", ".join(names))):
+        read("none-of-these")

@@ -8,10 +8,13 @@ from typing import get_args
 
 from migrate.dispatch import POLICIES
 from tuning.deployment.objectives import Statistic
+from tuning.hardware_profile import hardware_names
 from tuning.job.axes import MAX_GIB
 from tuning.job.choice import Rule
+from tuning.known_models import KNOWN_CONFIGS
 from tuning.option_types import above_0, between, whole
 from tuning.pareto.methods import METHODS
+from tuning.price_book import price_book_names
 from tuning.simulator.settings import Mode
 from tuning.trace import formats
 from tuning.trace.trace import PartialBlocks
@@ -29,7 +32,7 @@ what a NAME[,NAME] may be:
 example:
   python -m tuning.job --trace conversation_trace.jsonl --model qwen3-8b --hardware a100-80g --prices aws-us-east-1 \\
     --prefill-instances 4 --decode-instances 2 --rate-factor 0.45 --disk-gib 0:4096:1024/64 --disk-class gp3-2000 \\
-    --slo-ttft-s 20 --out study
+    --slo-ttft-s 20 --base-config base.yaml --out study
 
 exit status: 0 a configuration was chosen; 1 no point keeps the limits; 2 something given can't be used;
 130 interrupted: the same command goes on from there. docs/tuning-job.md has more."""
@@ -55,18 +58,30 @@ def make_parser() -> argparse.ArgumentParser:
     given = parser.add_argument_group("what is given")
     given.add_argument("--trace", type=_path, required=True, metavar="FILE", help="requests with block hashes")
     given.add_argument("--trace-format", choices=("auto", *formats.NAMES), default="auto", help="default: auto")
-    given.add_argument("--block-size", type=whole(1), metavar="TOKENS", help="a block, if the file leaves it open")
+    given.add_argument(
+        "--block-size", type=whole(1), metavar="TOKENS", help="tokens a block, if the file leaves it open"
+    )
     given.add_argument(
         "--rate-factor",
         type=between(1e-6, 1e6),
         default=1.0,
         metavar="F",
-        help="requests arrive F times as fast (default 1)",
+        help="requests arrive F times as often: below 1 where the trace is of more machines than are simulated "
+        "(default 1)",
     )
-    given.add_argument("--model", required=True, metavar="NAME", help="a known one, or a config.json or its folder")
+    given.add_argument(
+        "--model",
+        required=True,
+        metavar="NAME",
+        help=f"{', '.join(sorted(KNOWN_CONFIGS))}; or a config.json or its folder",
+    )
     given.add_argument("--dtype", help="of weights and KV; default: the model's own")
-    given.add_argument("--hardware", required=True, metavar="NAME", help="of tuning/hardware, or a YAML file")
-    given.add_argument("--prices", required=True, metavar="NAME", help="of tuning/prices, or a YAML file")
+    given.add_argument(
+        "--hardware", required=True, metavar="NAME", help=f"{', '.join(hardware_names())}; or a YAML file"
+    )
+    given.add_argument(
+        "--prices", required=True, metavar="NAME", help=f"{', '.join(price_book_names())}; or a YAML file"
+    )
     given.add_argument(
         "--partial-blocks",
         choices=get_args(PartialBlocks),
@@ -77,14 +92,20 @@ def make_parser() -> argparse.ArgumentParser:
     axes.add_argument("--instances", metavar="AXIS", help="of mode monolithic (default 1)")
     axes.add_argument("--prefill-instances", metavar="AXIS", help="of mode static (default 1)")
     axes.add_argument("--decode-instances", metavar="AXIS", help="of mode static (default 1)")
-    axes.add_argument("--dram-gib", default="0:2048:512/16", metavar="AXIS", help="default %(default)s")
-    axes.add_argument("--disk-gib", metavar="AXIS", help="default 0: none")
+    axes.add_argument(
+        "--dram-gib", default="0:2048:512/16", metavar="AXIS", help="of all instances together; default %(default)s"
+    )
+    axes.add_argument("--disk-gib", metavar="AXIS", help="of all instances together; default 0: none")
     axes.add_argument("--disk-class", metavar="NAME[,NAME]", help="of the prices; several are searched")
     axes.add_argument("--ttl-s", default="none", metavar="AXIS", help="default none: no limit")
     axes.add_argument("--eviction", default="lru", metavar="NAME[,NAME]", help="lru, lfu or both (default lru)")
     axes.add_argument("--dispatch", choices=tuple(POLICIES), default="load_aware", help="default: load_aware")
-    axes.add_argument("--max-batch-tokens", type=whole(1), default=8192, metavar="N", help="default %(default)s")
-    axes.add_argument("--max-running-requests", type=whole(1), default=256, metavar="N", help="default %(default)s")
+    axes.add_argument(
+        "--max-batch-tokens", type=whole(1), default=8192, metavar="N", help="in a step; default %(default)s"
+    )
+    axes.add_argument(
+        "--max-running-requests", type=whole(1), default=256, metavar="N", help="on an instance; default %(default)s"
+    )
     axes.add_argument(
         "--baseline-dram-gib",
         type=whole(0, MAX_GIB),
@@ -94,10 +115,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     goals = parser.add_argument_group("goals")
     goals.add_argument("--ttft", choices=get_args(Statistic), default="mean", help="to be made small (default mean)")
-    goals.add_argument("--slo-ttft-s", type=above_0, metavar="S", help="limit of the time to first token")
-    goals.add_argument("--slo-tpot-s", type=above_0, metavar="S", help="limit of the time for an output token")
+    goals.add_argument("--slo-ttft-s", type=above_0, metavar="S", help="limit of the time to first token, in seconds")
+    goals.add_argument(
+        "--slo-tpot-s",
+        type=above_0,
+        metavar="S",
+        help="limit of the time for an output token after the first, in seconds",
+    )
     goals.add_argument("--slo", choices=get_args(Statistic), default="p99", help="what must keep them (default p99)")
-    goals.add_argument("--budget-per-hour", type=above_0, metavar="PRICE", help="limit of what an hour costs")
+    goals.add_argument(
+        "--budget-per-hour",
+        type=above_0,
+        metavar="PRICE",
+        help="limit of what an hour of all devices, DRAM and disk costs, in the currency of --prices",
+    )
     goals.add_argument(
         "--choose",
         choices=get_args(Rule),
@@ -123,12 +154,17 @@ def make_parser() -> argparse.ArgumentParser:
     search.add_argument("--no-progress", action="store_true", help="no bar")
     out = parser.add_argument_group("what is written")
     out.add_argument("--out", type=_path, required=True, metavar="FOLDER", help="made when it is not there")
-    out.add_argument("--base-config", type=_path, metavar="FILE", help="Serve configuration to start from")
+    out.add_argument(
+        "--base-config",
+        type=_path,
+        metavar="FILE",
+        help="Serve configuration with the model, engine and devices to serve with; without one the defaults",
+    )
     out.add_argument(
         "--nodes",
         type=whole(1, 10**6),
         default=1,
         metavar="N",
-        help="that the store is spread over, evenly (default 1)",
+        help="that the store is spread over, evenly: sizes in the configuration are each node's (default 1)",
     )
     return parser

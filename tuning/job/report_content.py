@@ -111,7 +111,9 @@ def job_report(
         slos=_slos(evaluator.goals, evaluator.prices.currency),
         points=tuple(_point(each, evaluator, each.point in front) for each in whole),
         baseline=None if baseline is None else _point(baseline, evaluator, baseline.point in front),
-        baseline_title=f"fixed {inputs.baseline_dram_gib:,} GiB of DRAM",
+        baseline_title=", ".join(
+            filter(None, (f"fixed {inputs.baseline_dram_gib:,} GiB of DRAM", baseline_instances(inputs)))
+        ),
         choice=Choice(
             RULES[rule],
             None if chosen is None else whole.index(chosen),
@@ -126,6 +128,13 @@ def job_report(
         versions={"Python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES},
         created=run.created.isoformat(timespec="seconds"),
     )
+
+
+def baseline_instances(inputs: JobInputs) -> str:
+    """Numbers of instances of the configuration to compare with, where they are searched: "12 instances". Without them
+    a gain of fewer devices would pass for one of the cache."""
+    names = [axis.name for axis in inputs.space.axes if axis.name.endswith("_instances")]
+    return " and ".join(f"{inputs.baseline[name]} {_AXES[name][0]}" for name in names) if inputs.baseline else ""
 
 
 def _trace_facts(trace: Trace, rate_factor: float, partial_blocks: PartialBlocks) -> TraceFacts:

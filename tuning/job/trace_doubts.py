@@ -37,6 +37,11 @@ def _too_long(trace: Trace, model: ModelShape) -> str:
     )
     _refuse_most(num_longer, trace, message, "give a trace of shorter requests, or a model of longer context")
     doubt = f"{message}. A deployment refuses them; here they are simulated like the others, and all figures count them"
+    if 100 * num_longer > len(trace):
+        doubt += (
+            ". They are more than one in a hundred, so that 99th percentiles may be theirs alone: leave them out of "
+            "the trace to see those of what is served"
+        )
     return doubt if num_longer else ""
 
 

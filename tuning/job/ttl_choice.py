@@ -73,7 +73,7 @@ def choose_ttls(
         policy = deployment.policy
         reason = (
             "uniform: group TTLs are better, but this trace has not the keys of a live store, so that their groups "
-            "name nothing there. Record a trace of the application to be served"
+            "name nothing there"
         )
     else:
         policy, reason = to_policy_spec(fitted.plan, keys, deployment.eviction), "group: better in every respect"

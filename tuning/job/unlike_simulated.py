@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from tuning.deployment.deployment import GIB
 from tuning.deployment.evaluator import DeploymentEvaluator
@@ -14,6 +14,21 @@ from tuning.simulator.prompts import BLOCK_TOKENS_UNKNOWN
 from tuning.timing import Timing
 
 _BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+_ROOM: Final = "give --hardware whose memory_share leaves as much, or change it in --base-config"
+_REMEDIES: Final = {
+    "model": "simulate that one with --model, or give another --base-config",
+    "max_batch_tokens": "simulate it with --max-batch-tokens {there}, or change it in --base-config",
+    "max_running_requests": "simulate it with --max-running-requests {there}, or change it in --base-config",
+    "block_tokens": "blocks are the trace's, so change it in --base-config where the engine allows it",
+    "ingress.dispatch.policy": "simulate it with --dispatch {there}, or change it in --base-config",
+    "store.share_prefixes": "change it in --base-config",
+    "store.disk.admission": "change it in --base-config",
+    "kv_cache_gib": _ROOM,
+    "kv_cache_blocks": _ROOM,
+    "gpu_memory_utilization": _ROOM,
+    "dtype": "simulate it with --dtype {there}, or change it in --base-config",
+}
 
 
 def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator) -> list[str]:
@@ -45,7 +60,8 @@ def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator
     for role in ("monolithic",) if mode == "monolithic" else ("prefill", "decode"):
         compared += _memory(_engine_of(settings, role), evaluator)
     warnings = [
-        f"{name} is {there!r} in the configuration to serve with, and {simulated} was simulated: predictions may be off"
+        f"{name} is {there!r} in the configuration to serve with, and {simulated} was simulated, so predictions may be "
+        f"off: {_REMEDIES[name].format(there=there)}"
         for name, there, simulated in compared
         if there is not None and not (_is_same_model(there, evaluator.model) if name == "model" else there == simulated)
     ]
@@ -54,8 +70,8 @@ def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator
     if missing:
         simulated_values = ", ".join(f"{name} {simulated}" for name, simulated in missing)
         warnings.append(
-            f"{_listed([name for name, _ in missing])} not given in the configuration to serve with (--base-config), "
-            f"and simulated was {simulated_values}: predictions may be off"
+            f"{_listed([name for name, _ in missing])} not given in the configuration to serve with, which will take "
+            f"the application's defaults. Simulated was {simulated_values}: give a --base-config that says so"
         )
     return warnings
 

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tuning.report", description="Make the page of a tuning job from the summary that it saved."
+        prog="python -m tuning.report",
+        description="Make the page of a tuning job from the summary that it saved.",
+        epilog="example: python -m tuning.report summary.json --out report.html",
     )
     parser.add_argument("summary", metavar="SUMMARY", type=Path, help="JSON that the job wrote")
     parser.add_argument("--out", metavar="PAGE", type=Path, required=True, help="the HTML file to write")

@@ -12,8 +12,8 @@ from tuning.report.quantities import change, with_unit
 
 
 def capital(text: str) -> str:
-    """The beginning of a sentence."""
-    return text[:1].upper() + text[1:]
+    """The beginning of a sentence. The name of a setting stays as it is written."""
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def titled(title: str, unit: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,8 +61,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TraceError as error:
         print(error, file=sys.stderr)
         return 1
-    print(json.dumps(report) if options.json else "\n".join(text_lines(report)))
+    try:
+        print(json.dumps(report) if options.json else "\n".join(text_lines(report)), flush=True)
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python would complain once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if options.out is not None and spec.groups and keys is None:
+        print(_no_live_keys(options.out, spec.default_ttl_s), file=sys.stderr)
     return 0
+
+
+def _no_live_keys(out: Path, rest_ttl_s: float | None) -> str:
+    """A live store would load such a file without a word: a key that never comes is no mistake there."""
+    rest = "no limit" if rest_ttl_s is None else f"{rest_ttl_s:,.3f} s"
+    return (
+        f"{out} is for the simulator only: the trace has not the keys of a live store, which would find none of the "
+        f"groups and give all blocks the time-to-live of the rest, {rest}. For a live store give --max-groups 0, which "
+        "makes one time-to-live for all"
+    )
 
 
 def _keeps_nothing(fitted: GroupTtlFit, budget_block_s: float) -> str:
@@ -101,17 +118,22 @@ def _parser() -> argparse.ArgumentParser:
         "--capacity-blocks",
         metavar="N",
         type=above_0_or_inf,
-        help="above 0: the same as the blocks held on average, N times the length of the trace; inf for no limit",
+        help="above 0: the same as the blocks held on average, N times the length of the trace; inf for no limit. "
+        "G GiB hold G * 2^30 / (tokens a block * bytes of KV a token) of them",
     )
     parser.add_argument(
         "--coverage",
         metavar="SHARE",
         type=share,
         default=0.9,
-        help="of the hits that groups shall have (default: 0.9)",
+        help="of the hits: as many groups as have it together (default: 0.9)",
     )
     parser.add_argument(
-        "--max-groups", metavar="K", type=whole(0), default=64, help="though they have less (default: 64)"
+        "--max-groups",
+        metavar="K",
+        type=whole(0),
+        default=64,
+        help="no more groups than these; 0: one TTL for all (default: 64)",
     )
     parser.add_argument(
         "--partial-blocks",

@@ -116,8 +116,17 @@ def text_lines(report: dict[str, Any]) -> Iterator[str]:
     second_half = report["second_half"]
     if second_half is None:
         yield "the first half takes no time, or the second uses no block: nothing is known of traffic to come"
-    elif second_half["gain"] <= 0:
-        yield "TTLs made from the first half are no better on the second than a uniform one: these groups are hindsight"
+        return
+    if len(report["groups"]) > 1 and second_half["group_ttl"] <= second_half["uniform_ttl"]:
+        yield (
+            "TTLs made from the first half are no better on the second than a uniform one: these groups are hindsight. "
+            "One TTL for all is had with --max-groups 0"
+        )
+    if second_half["lru"] >= max(second_half["uniform_ttl"], second_half["group_ttl_in_pool"]):
+        yield (
+            "LRU alone does as well on the second half, or better: for that serve with store.ttl_s null and without a "
+            "policy file"
+        )
 
 
 def _ratios(name: str, found: dict[str, Any]) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ import importlib.util
 import torch
 
 from actors.engine.attention.interface import AttentionBackend
+from actors.engine.attention.native import NativeAttention
 from actors.engine.attention.torch_backend import TorchAttention
+from actors.engine.kernels.library import Kernels
 
 DEFAULT_BLOCK_TOKENS = 16
 """Short enough for short prefixes to be shared."""
@@ -42,8 +44,11 @@ def flash_obstacle(device: torch.device, dtype: str, head_dim: int) -> str | Non
     return None
 
 
-def choose_backend(name: str, device: torch.device, block_tokens: int, dtype: str, head_dim: int) -> AttentionBackend:
-    """`auto` takes flash-attn where it runs and pages have a multiple of 256 tokens, else torch's own kernels.
+def choose_backend(
+    name: str, device: torch.device, block_tokens: int, dtype: str, head_dim: int, kernels: Kernels | None = None
+) -> AttentionBackend:
+    """`auto` takes flash-attn where it runs and pages have a multiple of 256 tokens, else our own `kernels` if they are
+    given, else torch's.
 
     Raises BackendError: an unknown name, or `flash` where it cannot run.
     """
@@ -60,7 +65,7 @@ def choose_backend(name: str, device: torch.device, block_tokens: int, dtype: st
         return FlashAttention()
     if name == "flash":
         raise BackendError(f"attention: flash cannot be used: {obstacle}; attention: torch runs everywhere")
-    return TorchAttention()
+    return TorchAttention() if kernels is None else NativeAttention(kernels)
 
 
 def default_block_tokens(name: str, device: torch.device, dtype: str, head_dim: int) -> int:

@@ -38,13 +38,16 @@ class TorchAttention:
         batch = self._batch
         if batch is None:
             raise RuntimeError("attend was called before begin")
-        write_rows(batch, k, v, kv)
+        self._write(batch, k, v, kv)
         if not batch.prefills:
             return self._decode(batch, q, kv)
         parts = [self._decode(batch, q[: batch.num_decodes], kv)] if batch.num_decodes else []
         for rows in batch.prefills:
             parts.append(self._prefill(rows, q[rows.first_row : rows.first_row + rows.num_rows], kv))
-        return torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _write(self, batch: StepBatch, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> None:
+        write_rows(batch, k, v, kv)
 
     def _decode(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         num_heads, rows, head_dim = kv.page_of.shape[0], q.shape[0], q.shape[-1]
@@ -74,7 +77,7 @@ class TorchAttention:
             own = own.clamp(max=rows.context_tokens - 1)
             self._masks[key] = _mask(own, num_keys, kv.window, q.dtype)
         out = F.scaled_dot_product_attention(
-            F.pad(q, (0, 0, 0, 0, 0, padding)).transpose(0, 1)[None],
+            (F.pad(q, (0, 0, 0, 0, 0, padding)) if padding else q).transpose(0, 1)[None],
             keys,
             values,
             attn_mask=None if causal else self._masks[key],

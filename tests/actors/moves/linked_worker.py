@@ -13,6 +13,7 @@ from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine_thread import EngineThread
 from actors.moves.head_links import HeadLinks
 from actors.moves.host import MoveHost
+from actors.moves.instance_home import InstanceHome
 from actors.moves.layer_moves import LayerMoves
 from actors.moves.stage_links import StageLinks
 from migrate.links.calls import LinkCalls
@@ -36,6 +37,16 @@ class LinkedWorker:
         self.calls = LinkCalls(name, network.connector(name), self.host.serve, lambda *_: None)
         self.stages = StageLinks(self.calls, TIMEOUT_S)
         self.heads = HeadLinks(self.calls, TIMEOUT_S)
+        self.lost: list[str] = []
+        self.home = InstanceHome(
+            self.thread,
+            self.calls,
+            self.stages,
+            self.heads,
+            self.at_home,
+            TIMEOUT_S,
+            lambda host, _: self.lost.append(host),
+        )
 
     @property
     def at_home(self) -> Placement:
@@ -89,4 +100,4 @@ def join(first: LinkedWorker, second: LinkedWorker, epoch: int = 0) -> None:
 
 
 def moves_of(worker: LinkedWorker) -> LayerMoves:
-    return LayerMoves(worker.thread, worker.calls, worker.stages, worker.heads, worker.at_home, TIMEOUT_S)
+    return LayerMoves(worker.home)

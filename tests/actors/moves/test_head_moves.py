@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from actors.engine.request import SamplingParams
-from actors.moves.layer_moves import LayerMoves, MoveFailedError, MoveReport
+from actors.moves.layer_moves import LayerMoves
 from migrate.links.memory_network import MemoryNetwork
+from migrate.move_report import MoveFailedError, MoveReport
 from migrate.moves import HeadMove, LayerMove, Move
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
@@ -70,7 +71,7 @@ def test_nobody_notices(
         for number, each in enumerate(wanted * 2):
             home.wait_for_tokens(16 * number)
             reports.append(await moves.make(each))
-        assert moves.placement.is_home
+        assert home.home.placement.is_home
         return reports
 
     reports = asyncio.run(move())

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from actors.engine.request import SamplingParams
-from actors.moves.layer_moves import MoveFailedError, MoveReport
 from migrate.links.memory_network import MemoryNetwork
+from migrate.move_report import MoveFailedError, MoveReport
 from migrate.moves import LayerMove
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
@@ -64,7 +64,7 @@ def test_nobody_notices(
         for number, each in enumerate(THERE_AND_BACK * 2):
             home.wait_for_tokens(20 * number)
             reports.append(await moves.make(each))
-        assert moves.placement.is_home
+        assert home.home.placement.is_home
         return reports
 
     reports = asyncio.run(move())
@@ -133,7 +133,7 @@ def test_a_link_that_dies_during_a_move_leaves_all_as_it_was(
     moves = moves_of(home)
     with pytest.raises(MoveFailedError):
         asyncio.run(moves.make(out(1, 2)))
-    assert moves.placement == home.at_home
+    assert home.home.placement == home.at_home
     assert_greedy(load_reference(family_folder("llama")), PROMPTS, home.wait())
     assert books(home) == before
 

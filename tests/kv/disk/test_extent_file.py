@@ -45,7 +45,7 @@ def forged_file(
     parts: Sequence[bytes],
     parent: str | None,
     *,
-    version: int = 1,
+    version: int = 2,
     raw: bytes | None = None,
     headers: str | None = None,
 ) -> bytes:
@@ -55,7 +55,7 @@ def forged_file(
         (header_bytes,) = struct.unpack("<I", part[12:16])
         starts += part[: (16 + header_bytes + 63) // 64 * 64]
     digest = xxhash.xxh3_128(starts).hexdigest() if headers is None else headers
-    fields = {"format": 1, "headers": digest, "parent": parent, "part_bytes": [len(part) for part in parts]}
+    fields = {"format": 2, "headers": digest, "parent": parent, "part_bytes": [len(part) for part in parts]}
     if raw is None:
         raw = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     body = b"EQPZEXTN" + struct.pack("<II", version, len(raw)) + raw
@@ -241,7 +241,7 @@ def test_foreign_bytes_are_refused(junk: bytes) -> None:
         for content in (
             junk,
             b"EQPZEXTN" + junk,
-            b"EQPZEXTN" + struct.pack("<I", 1) + junk,
+            b"EQPZEXTN" + struct.pack("<I", 2) + junk,
             forged_file([], None) + junk,
         ):
             path.write_bytes(content)
@@ -255,7 +255,7 @@ def canonical(fields: object) -> bytes:
 
 SIZES = [len(buffer) for buffer in EXTENT.buffers]
 DIGEST = json.loads(forged_extent(EXTENT)[16:].split(b"}")[0] + b"}")["headers"]
-FIELDS = {"format": 1, "headers": DIGEST, "parent": PARENT, "part_bytes": SIZES}
+FIELDS = {"format": 2, "headers": DIGEST, "parent": PARENT, "part_bytes": SIZES}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ FIELDS = {"format": 1, "headers": DIGEST, "parent": PARENT, "part_bytes": SIZES}
     [
         canonical(FIELDS | {"extra": 1}),
         canonical({name: value for name, value in FIELDS.items() if name != "parent"}),
-        canonical(FIELDS | {"format": 2}),
+        canonical(FIELDS | {"format": 1}),
         canonical(FIELDS | {"parent": "00"}),
         canonical(FIELDS | {"parent": "xy" * 32}),
         canonical(FIELDS | {"parent": PARENT.upper()}),
@@ -289,8 +289,9 @@ def test_another_description_is_refused(tmp_path: Path, raw: bytes) -> None:
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "extent.kv"
-    path.write_bytes(forged_extent(EXTENT, version=2))
-    assert {reason_of(read, path) for read in READERS} == {"version"}
+    for version in (1, 3):
+        path.write_bytes(forged_extent(EXTENT, version=version))
+        assert {reason_of(read, path) for read in READERS} == {"version"}
     part = EXTENT.buffers[0].tobytes()
     path.write_bytes(forged_file([part[:8] + b"\2" + part[9:], EXTENT.buffers[1].tobytes()], PARENT))
     assert reason_of(read_index, path) == reason_of(verify_file, path) == "version"

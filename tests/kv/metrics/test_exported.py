@@ -24,13 +24,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
 def directory_counters(stats: dict[str, Any]) -> Readings:
     causes = {"evicted": "capacity", "trimmed": "limit", "expired": "ttl", "lost": "lost"}
     return {
-        **{(table.PUTS, (how,)): stats[f"puts_{how}"] for how in ("committed", "aborted", "expired", "refused")},
-        **{(table.EVICTIONS, (tier, why)): stats[name][tier] for name, why in causes.items() for tier in TIERS},
-        (table.LEASES_GRANTED, ()): stats["leases_granted"],
-        (table.LEASES_EXPIRED, ()): stats["leases_expired"],
-        (table.EVICTIONS_REFUSED, ()): stats["evictions_refused"],
-        (table.BROKEN_EXTENTS, ()): stats["extents_broken"],
-        (table.ADOPTED, ()): stats["extents_adopted"],
+        **{(table.PUTS, ("0", how)): stats[f"puts_{how}"] for how in ("committed", "aborted", "expired", "refused")},
+        **{(table.EVICTIONS, ("0", tier, why)): stats[name][tier] for name, why in causes.items() for tier in TIERS},
+        (table.LEASES_GRANTED, ("0",)): stats["leases_granted"],
+        (table.LEASES_EXPIRED, ("0",)): stats["leases_expired"],
+        (table.EVICTIONS_REFUSED, ("0",)): stats["evictions_refused"],
+        (table.BROKEN_EXTENTS, ("0",)): stats["extents_broken"],
+        (table.ADOPTED, ("0",)): stats["extents_adopted"],
     }
 
 
@@ -46,7 +46,7 @@ def test_what_ray_shows_is_what_is_counted(setup: Setup, worker: Any, tmp_path: 
     name = f"metered-{uuid.uuid4().hex}"
     store = setup.start(
         cast(Any, NodeStore).options(max_restarts=-1),
-        (name, setup.directory, 2 * MIB),
+        (name, [setup.directory], 2 * MIB),
         disk=DiskSettings(str(tmp_path), 64 * MIB),
         max_part_bytes=MIN_PART_LIMIT_BYTES,
     )
@@ -75,8 +75,8 @@ def test_what_ray_shows_is_what_is_counted(setup: Setup, worker: Any, tmp_path: 
     assert_exported(
         {
             **directory_counters(by_directory),
-            (table.BLOCKS, ()): by_directory["num_blocks"],
-            (table.LEASES, ()): 0,
+            (table.BLOCKS, ("0",)): by_directory["num_blocks"],
+            (table.LEASES, ("0",)): 0,
         },
         of=[directory_process],
     )

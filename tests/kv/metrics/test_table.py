@@ -10,14 +10,25 @@ from typing import Any
 
 from actors.engine.counters import EngineCounters
 from actors.exchange_counts import ExchangeCounts
+from actors.load_report import LoadSnapshot
 from actors.worker_metrics import worker_readings
+from app.request_metrics import RequestMetrics
+from app.sequence_times import SequenceTimes
 from kv.directory import Directory
 from kv.directory_counters import DirectoryCounters
 from kv.fetch_choice import FetchRun
 from kv.metrics import table
+from kv.metrics.histogram import exported_as
 from kv.metrics.readings import directory_readings, store_readings
 from kv.metrics.table import METRICS, Readings
 from kv.store_stats import DiskStats, StoreStats
+from migrate.controller import Controller, Observation
+from migrate.controller_metrics import controller_readings
+from migrate.controller_settings import ControllerSettings
+from migrate.fleet import Fleet
+from migrate.move_history import Outcome
+from migrate.placement import Placement
+from tests.migrate.fleets import model
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -42,19 +53,37 @@ def worker() -> Readings:
     counts.looked_up(16, [])
     counts.fetched(runs, 50)
     engine = EngineCounters(prompt_tokens=500, cached_prompt_tokens=80, device_hit_tokens=30)
-    return worker_readings("prefill", engine, counts, Counter(timeout=2, part_magic=1))
+    load = LoadSnapshot(total_blocks=60, live_blocks=50, running_requests=4, waiting_requests=6)
+    return worker_readings("prefill", "w1", engine, load, 8, counts, Counter(timeout=2, part_magic=1))
+
+
+def requests() -> Readings:
+    metrics = RequestMetrics("m")
+    metrics.ended(SequenceTimes(), "abort")
+    return metrics.readings(queued=1, inflight=2)
+
+
+def moves() -> Readings:
+    home = Placement.at_home("a", 2, 2)
+    fleet = Fleet.of([], [home.with_layers_moved(1, 1, "b")], model(layers=2, heads=2))
+    controller = Controller(ControllerSettings())
+    controller.history.counts["layers", Outcome.DONE] = 1
+    controller.history.moved_bytes["layers", "kv"] = 7
+    return controller_readings(controller, Observation(fleet, 0.0))
 
 
 def all_readings() -> Readings:
-    return worker() | store_readings("n1", STORE) | directory_readings(Directory())
+    return requests() | worker() | store_readings("n1", STORE) | directory_readings(Directory(), 0) | moves()
 
 
 def test_names_say_what_they_are() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
-        assert re.fullmatch(r"equipoise(_[a-z]+)+", metric.name)
+        assert re.fullmatch(r"equipoise(_[a-z0-9]+)+", metric.name)
         assert (metric.kind == "counter") == metric.name.endswith("_total")
         assert metric.help.endswith(".")
+        assert (metric.kind == "histogram") == bool(metric.bounds)
+        assert list(metric.bounds) == sorted(set(metric.bounds))
 
 
 def test_the_page_has_the_table() -> None:
@@ -67,12 +96,17 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_each_metric_is_told_with_a_value_for_each_tag() -> None:
-    assert {metric for metric, _ in all_readings()} == set(METRICS)
+    assert {metric for metric, _ in all_readings()} == {part for each in METRICS for part in exported_as(each)}
     assert all(len(metric.tags) == len(values) for metric, values in all_readings())
 
 
-def test_a_worker_tells_hits_by_tier() -> None:
+def test_a_worker_tells_its_load_and_hits_by_tier() -> None:
     assert worker() == {
+        (table.RUNNING, ("prefill", "w1")): 4,
+        (table.WAITING, ("prefill", "w1")): 6,
+        (table.KV_BLOCKS, ("prefill", "w1")): 60,
+        (table.KV_USED, ("prefill", "w1")): 50,
+        (table.PREEMPTIONS, ("prefill",)): 8,
         (table.PREFIX_QUERIES, ("prefill",)): 500,
         (table.PREFIX_HITS, ("prefill", "device")): 30,
         (table.PREFIX_HITS, ("prefill", "dram")): 32,
@@ -128,7 +162,9 @@ def test_the_directory_tells_why_copies_went() -> None:
         expired={"dram": 5, "disk": 6},
         lost={"dram": 7, "disk": 8},
     )
-    went = {tags: value for (metric, tags), value in directory_readings(directory).items() if metric is table.EVICTIONS}
+    readings = directory_readings(directory, 2)
+    assert {tags[0] for _, tags in readings} == {"2"}
+    went = {tags[1:]: value for (metric, tags), value in readings.items() if metric is table.EVICTIONS}
     assert went == {
         ("dram", "capacity"): 1,
         ("disk", "capacity"): 2,

@@ -78,6 +78,9 @@ def test_goals_that_nothing_keeps_and_the_first_ones_again(
     status, _ = run(folder, *FEW, "--budget-per-hour", "1")
     assert status == NOTHING_FEASIBLE
     assert "none of 6 points keeps the limits. The closest is " in capsys.readouterr().err
+    status, _ = run(folder, *FEW, "--budget-per-hour", "3.5")
+    assert status == CHOSEN
+    assert "48 GiB of DRAM (over a limit), with" in capsys.readouterr().out  # 3.60 an hour
     status, again = run(folder, *FEW, "--slo", "mean", "--slo-ttft-s", "100")
     assert status == CHOSEN
     assert found_by(again) == found_by(first)

@@ -62,3 +62,12 @@ def test_few_requests_are_said_to_be_few() -> None:
     assert trace_doubts(PATH, TRACE.head(100), timing) == []
     (doubt,) = trace_doubts(PATH, TRACE.head(99), timing)
     assert doubt.startswith("trace.jsonl: 99 requests say little")
+
+
+def test_where_those_that_are_too_long_make_the_99th_percentile_it_is_said() -> None:
+    lengths = np.sort(TRACE.input_tokens + TRACE.output_tokens)
+    for num_longer, said in ((1, False), (2, True)):  # of 150
+        model = replace(MODEL, max_context_tokens=int(lengths[-num_longer - 1]))
+        (doubt,) = trace_doubts(PATH, TRACE, Timing(model, A100))
+        assert doubt.startswith(f"trace.jsonl: {num_longer} of 150 requests are longer")
+        assert ("99th percentiles may be theirs alone: leave them out of the trace to see" in doubt) == said

@@ -51,21 +51,20 @@ def test_the_same_model_under_the_names_of_both(there: str, simulated: str) -> N
 def test_another_model_or_none_is_named(there: object) -> None:
     (warning,) = unlike_simulated({"model": there, "engine": ENGINE}, evaluator())
     if there is None:
-        assert warning.startswith(
-            "model is not given in the configuration to serve with (--base-config), and simulated"
-        )
-        assert "simulated was model llama-2-13b: predictions" in warning
+        assert warning.startswith("model is not given in the configuration to serve with, which will take the app")
+        assert "Simulated was model llama-2-13b: give a --base-config" in warning
     else:
         assert warning.startswith(f"model is {there!r} ")
         assert "and llama-2-13b was simulated" in warning
+        assert warning.endswith("simulate that one with --model, or give another --base-config")
 
 
 def test_all_that_is_not_given_is_one_line() -> None:
     (warning,) = unlike_simulated({}, evaluator())
     assert warning == (
         "model, max_batch_tokens, max_running_requests and block_tokens are not given in the configuration to serve "
-        "with (--base-config), and simulated was model llama-2-13b, max_batch_tokens 8192, max_running_requests 256, "
-        "block_tokens 16: predictions may be off"
+        "with, which will take the application's defaults. Simulated was model llama-2-13b, max_batch_tokens 8192, "
+        "max_running_requests 256, block_tokens 16: give a --base-config that says so"
     )
 
 
@@ -74,11 +73,11 @@ def test_all_that_is_not_given_is_one_line() -> None:
     [
         ("static", {"prefill": {"engine": {"max_batch_tokens": 4096}}}, ["max_batch_tokens"]),
         ("static", {"decode": {"engine": {"max_batch_tokens": 256}}}, []),
-        ("monolithic", {"monolithic": {"engine": {"block_tokens": 256}}}, ["block_tokens"]),
-        ("monolithic", {"engine": {"block_tokens": 256}}, ["block_tokens", "max_batch_tokens"]),
         ("static", {"decode": {"engine": {"max_running_requests": 64}}}, ["max_running_requests"]),
         ("static", {"prefill": {"engine": {"max_running_requests": 64}}}, []),
         ("monolithic", {"monolithic": {"engine": {"max_running_requests": 64}}}, ["max_running_requests"]),
+        ("monolithic", {"monolithic": {"engine": {"block_tokens": 256}}}, ["block_tokens"]),
+        ("monolithic", {"engine": {"block_tokens": 256}}, ["block_tokens", "max_batch_tokens"]),
         ("static", {"ingress": {"dispatch": {"policy": "prefix_aware"}}}, ["ingress.dispatch.policy"]),
         ("static", {"ingress": {"dispatch": {"policy": "load_aware"}}}, []),
         ("static", {"store": {"share_prefixes": False}}, ["store.share_prefixes"]),
@@ -94,7 +93,7 @@ def test_all_that_is_not_given_is_one_line() -> None:
         ("monolithic", {"engine": ENGINE | {"kv_cache_gib": 47.76}}, []),
     ],
 )
-def test_settings_of_the_role_that_they_count_for_are_compared(
+def test_settings_of_the_role_that_they_matter_to_are_compared(
     mode: Mode, roles: dict[str, Any], different: list[str]
 ) -> None:
     settings = {"model": "llama-2-13b", "engine": ENGINE} | roles
@@ -112,3 +111,9 @@ def test_what_nobody_has_to_give_is_what_the_app_takes_then() -> None:
     assert DispatchSettings().policy == "load_aware"
     assert StoreSettings().share_prefixes is True
     assert DiskSettings().admission == "always"
+
+
+def test_a_batch_that_differs_is_named_with_the_option_that_simulates_it() -> None:
+    settings = {"model": "llama-2-13b", "engine": ENGINE | {"max_batch_tokens": 4096}}
+    (warning,) = unlike_simulated(settings, evaluator())
+    assert "simulate it with --max-batch-tokens 4096, or" in warning

@@ -8,6 +8,7 @@ from tests.tuning.report.small_job import FAST, FRUGAL, small_job
 from tuning.report.content import LeftOut
 from tuning.report.findings import by_reason, extremes, per_million_tokens
 from tuning.report.quantities import change, duration, money, number, percent, with_unit
+from tuning.report.wording import capital
 
 JOB = small_job()
 
@@ -75,3 +76,15 @@ def test_reasons_that_differ_in_numbers_are_one() -> None:
         ("budget", 2),
         ("no # # here", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("block_tokens is 256", "block_tokens is 256"),
+        ("the clock of max_batch_tokens", "The clock of max_batch_tokens"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_unless_with_the_name_of_a_setting(text: str, expected: str) -> None:
+    assert capital(text) == expected

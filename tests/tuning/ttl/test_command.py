@@ -57,6 +57,48 @@ def test_a_policy_for_the_simulator(mooncake: Path, tmp_path: Path, capsys: pyte
     assert [(group.root, group.ttl_s) for group in spec.groups] == [(root_key(0), 10), (root_key(15), 10)]
 
 
+def test_a_policy_that_a_live_store_would_misread_is_told(
+    mooncake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "policy.json"
+    arguments = ["--trace", str(mooncake), "--capacity-blocks", "7"]
+    assert main(arguments) == 0
+    assert capsys.readouterr().err == ""  # nothing is written that could be misread
+    assert main([*arguments, "--out", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert f"{out} is for the simulator only" in said
+    assert "time-to-live of the rest, 0.000 s" in said
+    assert "--max-groups 0" in said
+    assert main(["--trace", str(mooncake), "--capacity-blocks", "70", "--max-groups", "0", "--out", str(out)]) == 2
+    capsys.readouterr()
+    more = ["--trace", str(mooncake), "--capacity-blocks", "70", "--max-groups", "0", "--out", str(out), "--overwrite"]
+    assert main(more) == 0
+    assert capsys.readouterr().err == ""
+    assert not load(out.read_text()).groups
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_groups_and_ttls_that_do_not_pay_are_told_with_what_to_do(
+    comes_back: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five blocks come every ten seconds, five others never again. Six blocks of LRU never hit; groups keep the five,
+    which does not help when the second half has others."""
+    rows = []
+    for number in range(200):
+        again = number % 10 if comes_back or number < 100 else 100 + number % 10
+        block = again if number % 2 == 0 else 1000 + number
+        rows.append({"timestamp": 1000 * number, "input_length": 512, "output_length": 5, "hash_ids": [block]})
+    path = tmp_path / "made-up.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--trace", str(path), "--capacity-blocks", "6"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert ("these groups are hindsight. One TTL for all is had with --max-groups 0" in said) != comes_back
+    assert ("LRU alone does as well on the second half" in said) != comes_back
+    assert main([*arguments[:-1], "20", "--max-groups", "0"]) == 0
+    assert "hindsight" not in capsys.readouterr().out
+
+
 def test_the_same_for_people(mooncake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--trace", str(mooncake), "--budget-block-s", "693"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -1,0 +1,89 @@
+"""What one ingress replica counts of requests and their times, the same for HTTP and gRPC.
+
+A choice is what others call a request: a sequence with a queue, a first token and an end of its own. TTFT and
+inter-token latencies are counted as tokens come; the times of the stages with the end of a choice that ends by itself,
+so that they add up to its end-to-end time and are as many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Literal, TypeAlias
+
+from app.sequence_times import SequenceTimes
+from kv.metrics import table
+from kv.metrics.histogram import Histogram
+from kv.metrics.table import Readings
+
+Ending: TypeAlias = Literal["stop", "length", "tool_calls", "abort", "timeout", "refused", "error"]
+_BY_ITSELF = frozenset({"stop", "length", "tool_calls"})
+
+
+class RequestMetrics:
+    """Used from one event loop. `model`: the name that it is served by."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._prompt_tokens = self._generation_tokens = 0
+        self._endings: Counter[Ending] = Counter()
+        self._ttft = Histogram(table.TTFT, (model,))
+        self._itl = Histogram(table.ITL, (model,))
+        self._e2e = Histogram(table.E2E, (model,))
+        self._queue = Histogram(table.QUEUE_TIME, (model,))
+        self._prefill = Histogram(table.PREFILL_TIME, (model,))
+        self._transfer = Histogram(table.TRANSFER_TIME, (model,))
+        self._decode = Histogram(table.DECODE_TIME, (model,))
+
+    def prompt(self, num_tokens: int) -> None:
+        """A prompt has its first answer. To be called once a prompt."""
+        self._prompt_tokens += num_tokens
+
+    def token(self, times: SequenceTimes) -> None:
+        """A token of a choice has come; notes when."""
+        now_s = time.perf_counter()
+        self._generation_tokens += 1
+        if times.last_token_s is None:
+            times.first_token_s = now_s
+            self._ttft.observe(now_s - times.arrived_s)
+        else:
+            self._itl.observe(now_s - times.last_token_s)
+        times.last_token_s = now_s
+
+    def ended(self, times: SequenceTimes, reason: Ending) -> None:
+        """A choice has ended. To be called once a choice."""
+        self._endings[reason] += 1
+        if reason not in _BY_ITSELF:
+            return
+        self._e2e.observe(time.perf_counter() - times.arrived_s)
+        if times.admitted_s is None or times.first_token_s is None or times.last_token_s is None:
+            return  # it asked for no token
+        self._queue.observe(times.admitted_s - times.arrived_s)
+        self._prefill.observe(times.first_token_s - times.admitted_s)
+        decode_from_s = times.first_token_s
+        if times.taken_over_s is not None:
+            self._transfer.observe(times.taken_over_s - times.first_token_s)
+            decode_from_s = times.taken_over_s
+        self._decode.observe(times.last_token_s - decode_from_s)
+
+    def readings(self, *, queued: int, inflight: int) -> Readings:
+        """All of it. `queued`, `inflight`: choices that wait to be admitted, and that are."""
+        model = self._model
+        readings: Readings = {
+            (table.PROMPT_TOKENS, (model,)): self._prompt_tokens,
+            (table.GENERATION_TOKENS, (model,)): self._generation_tokens,
+            (table.QUEUED, (model,)): queued,
+            (table.INFLIGHT, (model,)): inflight,
+        }
+        readings |= {(table.REQUESTS, (model, reason)): count for reason, count in self._endings.items()}
+        for histogram in (
+            self._ttft,
+            self._itl,
+            self._e2e,
+            self._queue,
+            self._prefill,
+            self._transfer,
+            self._decode,
+        ):
+            readings |= histogram.readings()
+        return readings

@@ -1,0 +1,60 @@
+"""How fast links are, and what a move takes beside copying, as moves that were made have shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from migrate.cost_model import LinkSpeed
+from migrate.load import RateEstimate
+from migrate.move_history import Happened
+
+FIRST_GUESS: Final = LinkSpeed(bytes_per_s=1e9, latency_s=0.0005)
+"""Before the first move: about 10 Gbit/s. Too much begins moves that take longer than they may; too little would begin
+none, and none would ever be measured."""
+_HALF_LIFE_BYTES: Final = float(64 << 20)
+_LEAST_BYTES: Final = 1 << 20
+"""A move of less is all latency, and says nothing of the bandwidth."""
+_SWITCH_WEIGHT: Final = 0.25
+"""Of the newest move's switch."""
+
+
+class LinkEstimates:
+    """By pair of workers. Bandwidth is that of whole moves, the switch included: predictions err on the long side, and
+    contain what reading and writing pages takes while the engines go on computing. Latency is not measured (ours)."""
+
+    def __init__(self) -> None:
+        self._rates: dict[frozenset[str], RateEstimate] = {}
+        self.switch_s = 0.0
+        """Time of a move that is not copying: for so long the instance began no step."""
+
+    @property
+    def speeds(self) -> Mapping[frozenset[str], LinkSpeed]:
+        """Of the pairs that were measured."""
+        return {pair: LinkSpeed(rate.per_s, FIRST_GUESS.latency_s) for pair, rate in self._rates.items()}
+
+    @property
+    def usual(self) -> LinkSpeed:
+        """Of a pair that was not measured: as long a byte as it takes between others, on average."""
+        if not self._rates:
+            return FIRST_GUESS
+        seconds_per_byte = [1 / rate.per_s for rate in self._rates.values()]
+        return LinkSpeed(len(seconds_per_byte) / sum(seconds_per_byte), FIRST_GUESS.latency_s)
+
+    def moved(self, one: str, other: str, took: Happened) -> None:
+        """Takes in a move that was made between the two."""
+        is_first = not self.switch_s
+        self.switch_s = took.held_s if is_first else self.switch_s + _SWITCH_WEIGHT * (took.held_s - self.switch_s)
+        num_bytes = took.weight_bytes + took.kv_bytes
+        if num_bytes < _LEAST_BYTES or took.duration_s <= 0:
+            return
+        pair = frozenset((one, other))
+        if pair in self._rates:
+            self._rates[pair].update(num_bytes, took.duration_s)
+        else:
+            self._rates[pair] = RateEstimate(num_bytes / took.duration_s, _HALF_LIFE_BYTES)
+
+    def forget(self, alive: frozenset[str]) -> None:
+        """Drops pairs with a worker that is gone."""
+        for pair in [pair for pair in self._rates if not pair <= alive]:
+            del self._rates[pair]

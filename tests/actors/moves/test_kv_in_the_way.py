@@ -1,0 +1,91 @@
+"""A pool that shrinks, because layers come home to less room, while KV is being fetched over a link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.engine.engine import Engine
+from actors.engine.request import EngineRequest
+from actors.engine.room import GrantRefusedError
+from actors.moves.layer_moves import MoveFailedError
+from migrate.links.memory_network import MemoryNetwork
+from tests.actors.moves.divided_cell import Cell, config_of, run
+from tests.engine_driver import greedy, make_prompt
+from tests.reference import assert_greedy, load_reference
+
+EARLIER, FETCHED, RUNNING = make_prompt(200, 1), make_prompt(33, 2), make_prompt(40, 3)
+BLOCKS, SMALLER = 32, 16
+"""Blocks of the pool, also while layers are away, and those that are left when they are back."""
+
+
+def hold_at(engine: Engine, host: str, num_blocks: int) -> None:
+    """A pool that layers have left grows."""
+    assert not engine.grants.shrink_pool(num_blocks)
+    engine.grants.limit_blocks(host, num_blocks)
+
+
+async def live_blocks(cell: Cell, name: str) -> list[int]:
+    """Once it has some."""
+
+    def read(engine: Engine) -> list[int]:
+        sequences = [s for s in engine.scheduler.sequences() if s.request_id == name]
+        return list(sequences[0].block_ids) if sequences else []
+
+    while not (blocks := await asyncio.wrap_future(cell.decode.thread.call(read))):
+        await asyncio.sleep(0.001)
+    return blocks
+
+
+@pytest.mark.parametrize("is_in_the_way", [False, True])
+def test_blocks_that_are_fetched_into_stay_where_they_are(
+    is_in_the_way: bool, family_folder: Callable[[str], Path], network: MemoryNetwork
+) -> None:
+    """Those of another request make way, at the host as at home; or the move is refused, until the fetch has ended."""
+    folder = family_folder("llama")
+
+    async def body(cell: Cell) -> None:
+        decode, may_come = cell.decode, asyncio.Event()
+
+        async def before(event: int) -> None:
+            if event > 1:
+                await may_come.wait()
+
+        async def fetch() -> list[int]:
+            return await cell.answer("fetched", FETCHED, greedy(8))
+
+        async def compute() -> list[int]:
+            return (await decode.serve(EngineRequest("running", RUNNING, greedy(150), owner="running")))[0]
+
+        cell.shelf.before = before
+        await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
+        await cell.move_out(decode, 1, 2)
+        fingerprint = decode.engine.loaded.fingerprint
+        await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
+        host = cell.host_of(decode).name
+        await decode.ask_engine(lambda engine: hold_at(engine, host, BLOCKS))
+        order = {"running": compute, "fetched": fetch} if is_in_the_way else {"fetched": fetch, "running": compute}
+        asked, blocks = {}, {}
+        for name, ask in order.items():
+            asked[name] = asyncio.create_task(ask())
+            blocks[name] = await live_blocks(cell, name)
+        assert [max(blocks[name]) >= SMALLER for name in order] == [False, True]
+        if is_in_the_way:
+            with pytest.raises((GrantRefusedError, MoveFailedError), match="being copied by exports or fetches"):
+                await cell.move_back(decode, 1, 2)
+            may_come.set()
+            await asked["fetched"]
+        await cell.move_back(decode, 1, 2)
+        assert await decode.ask_engine(lambda engine: engine.blocks.num_blocks) == SMALLER
+        may_come.set()
+        assert_greedy(
+            load_reference(folder), [FETCHED, RUNNING], [await asked[name] for name in ("fetched", "running")]
+        )
+        assert cell.num_checked(decode, FETCHED) > 0
+        assert decode.engine.counters.fetched_tokens == len(FETCHED)
+        await decode.ask_engine(lambda engine: engine.release("another"))
+
+    run(folder, network, body, config_of(blocks=BLOCKS))

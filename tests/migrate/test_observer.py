@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from migrate.controller import Observation
+from migrate.cost_model import LinkSpeed, ModelSizes
+from migrate.link_estimates import FIRST_GUESS, LinkEstimates
+from migrate.move_history import Happened
+from migrate.observer import Observer
+from migrate.placement import Placement
+from migrate.step_times import StepTimes
+from migrate.worker_reading import WorkerReading, figures_between, figures_of
+
+SIZES = ModelSizes(4, 4, layer_weight_bytes=1000, page_bytes=10, hidden_bytes=8, query_bytes=4, key_bytes=2)
+
+
+def reading(name: str, taken_s: float, *, steps: int = 0, **counts: int) -> WorkerReading:
+    """With so many steps of 2 to 9 prompt tokens that took 1 ms a token."""
+    times = StepTimes()
+    for number in range(steps):
+        tokens = 2 + number % 8
+        times.count(prefill_tokens=tokens, decode_rows=0, prefill_pairs=0, decode_pairs=0, layers_s=0.001 * tokens)
+    return WorkerReading(
+        name, taken_s, SIZES, memory_bytes=20_000, full_batch=8, total_blocks=100, step_times=times, **counts
+    )
+
+
+def home(name: str) -> Placement:
+    return Placement.at_home(name, 4, 4)
+
+
+def seen(observer: Observer, *readings: WorkerReading, names: str = "ab") -> Observation:
+    answer = observer.look(readings, [home(name) for name in names], 7.0)
+    assert isinstance(answer, Observation)
+    return answer
+
+
+def test_two_readings_make_rates() -> None:
+    before = reading("a", 10.0, pending_prefill_tokens=300, prefill_tokens=1000, prefill_steps=5, decode_rows=70)
+    after = reading(
+        "a",
+        12.0,
+        pending_prefill_tokens=500,
+        prefill_tokens=1800,
+        prefill_steps=9,
+        decode_rows=100,
+        decode_steps=6,
+        decoding_requests=48,
+        finished_requests=10,
+        generated_tokens=200,
+        waiting_answers=3,
+        waiting_answer_tokens=1000,
+        live_blocks=40,
+        cached_blocks=7,
+    )
+    figures = figures_between(before, after)
+    # 800 computed, and 200 more wait: 1,000 arrived in 2 s. 30 were decoded, and 3 requests came that are likely to
+    # generate 20 tokens each, as others did.
+    assert (figures.prefill_tokens_per_s, figures.decode_tokens_per_s) == (500, 45)
+    assert (figures.pending_prefill_tokens, figures.pending_decode_tokens) == (500, 60)
+    assert (figures.prefill_step_tokens, figures.running) == (200, 8)
+    assert (figures.memory_bytes, figures.total_blocks) == (20_000, 100)
+    assert (figures.live_blocks, figures.cached_blocks) == (40, 7)
+
+
+def test_no_request_generates_more_than_it_may() -> None:
+    counts = {"finished_requests": 1, "generated_tokens": 500, "waiting_answers": 3, "waiting_answer_tokens": 90}
+    assert figures_of(reading("a", 1.0, **counts)).pending_decode_tokens == 90
+    nothing = {"waiting_answers": 3, "waiting_answer_tokens": 90}
+    assert figures_of(reading("a", 1.0, **nothing)).pending_decode_tokens == 0
+
+
+def test_no_traffic_gives_zeros() -> None:
+    figures = figures_between(reading("a", 1.0), reading("a", 3.0))
+    assert (figures.prefill_tokens_per_s, figures.decode_tokens_per_s, figures.running) == (0, 0, 0)
+    assert figures.prefill_step_tokens == 0
+
+
+@pytest.mark.parametrize("after", [reading("b", 3.0), reading("a", 1.0), reading("a", 0.5)])
+def test_readings_that_do_not_follow_one_another_are_refused(after: WorkerReading) -> None:
+    with pytest.raises(ValueError, match="give two of one worker, the earlier one first"):
+        figures_between(reading("a", 1.0), after)
+
+
+def test_the_first_look_is_no_reason_to_plan() -> None:
+    observer = Observer()
+    first = seen(observer, reading("a", 1.0, steps=40), reading("b", 50.0))
+    assert first.not_planned == "nothing is known yet of the traffic of a, b; wait for a period"
+    assert first.asked_s == 7.0
+    assert first.fleet.figures["a"].prefill_tokens_per_s == 0
+    second = seen(observer, reading("a", 3.0, steps=50, prefill_tokens=100), reading("b", 52.0))
+    assert second.not_planned == ""
+    assert second.fleet.figures["a"].prefill_tokens_per_s == 50
+    # 1 ms a token in four layers.
+    assert second.fleet.model.times.prefill_token_s == pytest.approx(0.00025)
+    assert second.fleet.model.times.full_batch == 8
+
+
+def test_nothing_is_planned_before_steps_were_measured() -> None:
+    observer = Observer()
+    for taken_s in (1.0, 3.0):
+        last = seen(observer, reading("a", taken_s, steps=31), names="a")
+    assert last.not_planned == "too few steps were run to know what they cost; wait for traffic"
+
+
+def test_steps_count_once_whoever_answers() -> None:
+    observer = Observer()
+    seen(observer, reading("a", 1.0, steps=20), reading("b", 1.0))
+    for taken_s in (3.0, 5.0, 7.0):
+        # Worker a says nothing for a while, then the same as before.
+        last = seen(observer, reading("b", taken_s))
+        assert set(last.fleet.figures) == {"b"}
+    last = seen(observer, reading("a", 9.0, steps=20, prefill_tokens=80), reading("b", 9.0))
+    assert last.not_planned == "too few steps were run to know what they cost; wait for traffic"
+    assert last.fleet.figures["a"].prefill_tokens_per_s == 10
+
+
+def test_what_costs_change_to_is_believed_in_the_end() -> None:
+    observer, slow = Observer(), StepTimes()
+    seen(observer, reading("a", 1.0, steps=4000), names="a")
+    slow = reading("a", 2.0, steps=4000).step_times
+    for number in range(20_000):
+        tokens = 2 + number % 8
+        slow.count(prefill_tokens=tokens, decode_rows=0, prefill_pairs=0, decode_pairs=0, layers_s=0.003 * tokens)
+    last = seen(observer, replace(reading("a", 3.0), step_times=slow), names="a")
+    assert last.fleet.model.times.prefill_token_s == pytest.approx(0.003 / 4, rel=0.01)
+
+
+def test_who_is_new_keeps_the_others_waiting_for_one_period_only() -> None:
+    observer = Observer()
+    seen(observer, reading("a", 1.0, steps=40), names="a")
+    joined = seen(observer, reading("a", 3.0, steps=40), reading("b", 3.0))
+    assert "traffic of b;" in joined.not_planned
+    assert seen(observer, reading("a", 5.0, steps=40), reading("b", 5.0)).not_planned == ""
+
+
+def test_a_worker_is_known_by_both_its_answers() -> None:
+    observer = Observer()
+    assert observer.look([], [home("a")], 0.0) == "no worker has told yet what it does and where its layers are"
+    assert isinstance(observer.look([reading("a", 1.0)], [], 0.0), str)
+    only_a = observer.look([reading("a", 1.0), reading("b", 1.0)], [home("a"), home("c")], 0.0)
+    assert isinstance(only_a, Observation)
+    assert (set(only_a.fleet.figures), set(only_a.fleet.placements)) == ({"a"}, {"a"})
+
+
+def took(mebibytes: int, duration_s: float) -> Happened:
+    return Happened(weight_bytes=mebibytes << 19, kv_bytes=mebibytes << 19, duration_s=duration_s, held_s=0.25)
+
+
+def test_links_are_as_fast_as_moves_were() -> None:
+    links = LinkEstimates()
+    assert (links.speeds, links.usual, links.switch_s) == ({}, FIRST_GUESS, 0)
+    links.moved("a", "b", took(128, 2.0))
+    # The first move of a pair says more than a guess; later ones are weighed against it, 64 MiB half.
+    assert links.speeds == {frozenset("ab"): LinkSpeed(64 << 20, FIRST_GUESS.latency_s)}
+    links.moved("b", "a", took(64, 0.5))
+    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx((64 << 20) / 0.75)
+    # A few bytes say nothing.
+    links.moved("a", "c", Happened(weight_bytes=0, kv_bytes=1000, duration_s=2.0, held_s=0.25))
+    assert set(links.speeds) == {frozenset("ab")}
+    assert links.switch_s == pytest.approx(0.25)
+    # 0.75 s and 2.25 s for 64 MiB.
+    links.moved("a", "c", took(64, 2.25))
+    assert links.usual.bytes_per_s == pytest.approx((64 << 20) / 1.5)
+    links.forget(frozenset("ac"))
+    assert set(links.speeds) == {frozenset("ac")}
