@@ -32,11 +32,10 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "-w",
         "--workloads",
         nargs="+",
-        default=[name for name, workload in WORKLOADS.items() if not workload.is_primed],
+        default=[name for name, workload in WORKLOADS.items() if not (workload.is_primed or workload.swing)],
         choices=[*WORKLOADS, CUSTOM],
         metavar="NAME",
-        help=f"{', '.join(WORKLOADS)}, or {CUSTOM}, whose shape the next five options give (default: all but the last "
-        "three)",
+        help=f"{', '.join(WORKLOADS)}, or {CUSTOM}, whose shape the next five options give (default: the first four)",
     )
     load.add_argument("--requests", type=int, default=32, help="custom: number of requests (default 32)")
     load.add_argument("--prompt-tokens", type=int, default=256, help="custom: whole prompt length (default 256)")

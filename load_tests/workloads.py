@@ -11,6 +11,7 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,20 @@ _WORDS = tuple(
     for first in ("sun", "rain", "snow", "wind", "sea", "moon", "star", "fire", "wood", "stone")
     for second in ("light", "fall", "field", "house", "side", "bird", "way", "land")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Swing:
+    """A load that changes its shape again and again: so many requests of one, then all of the other's, and again."""
+
+    stretch: int
+    other: Workload
+
+    def counts(self, requests: int) -> tuple[int, int]:
+        """How many of the first `requests` are of each shape."""
+        rounds, rest = divmod(requests, self.stretch + self.other.requests)
+        first = min(rest, self.stretch)
+        return rounds * self.stretch + first, rounds * self.other.requests + rest - first
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,8 @@ class Workload:
     """The prefix of rank r is used in proportion to r ** -zipf. None: all are used equally often."""
     is_primed: bool = field(default=False, repr=False)
     """Each prefix is sent once before a run is measured, so that nobody's first sight of it is part of the figures."""
+    swing: Swing | None = field(default=None, repr=False)
+    """Requests of another shape that come in turns with these; `requests` counts both."""
 
     def __post_init__(self) -> None:
         for name in ("requests", "unique_tokens", "output_tokens"):
@@ -55,6 +72,11 @@ class Workload:
             raise ValueError(
                 f"workload {self.name!r}: {self.prefixes} prefixes of {self.prefix_tokens} tokens; "
                 "give both as positive numbers or leave both at 0"
+            )
+        if self.swing is not None and (self.swing.stretch < 1 or self.swing.other.swing is not None):
+            raise ValueError(
+                f"workload {self.name!r}: stretches of {self.swing.stretch} requests; give at least 1, and another shape "
+                "that does not swing itself"
             )
         if self.zipf is not None and not (0 <= self.zipf < math.inf and self.prefixes):
             raise ValueError(
@@ -114,6 +136,7 @@ def working_set(
 
 
 WORKING_SET = "working-set"
+SWINGING = "swinging"
 POOL_TOKENS, POOL_MULTIPLE = 8192, 4.0
 """The working set's pool and its multiple, unless others are given."""
 
@@ -125,6 +148,14 @@ WORKLOADS: dict[str, Workload] = {
         Workload("balanced", requests=48, unique_tokens=256, output_tokens=64),
         Workload("shared-prefix", requests=60, unique_tokens=32, output_tokens=32, prefixes=6, prefix_tokens=768),
         working_set(POOL_TOKENS, POOL_MULTIPLE),
+        # On two cores each stretch takes some 30 s.
+        Workload(
+            SWINGING,
+            requests=240,
+            unique_tokens=1024,
+            output_tokens=16,
+            swing=Swing(36, Workload("decode-heavy", requests=24, unique_tokens=64, output_tokens=512)),
+        ),
         Workload(
             "zipf-prefixes",
             requests=480,
@@ -157,6 +188,8 @@ def draw_requests(
     the run in an order drawn from the seed. `kind="text"` draws words instead of ids, for servers and chat endpoints
     that take no ids: its lengths in tokens then depend on the tokenizer.
     """
+    if workload.swing is not None:
+        return _draw_in_turns(workload, workload.swing, seed, kind, token_ids)
     rng, drawn_from = random.Random(f"{workload}/{seed}"), _drawn_from(kind, token_ids)
     prefixes = _draw_prefixes(rng, drawn_from, workload) or [()]
     order = (number % len(prefixes) for number in range(workload.requests))
@@ -166,6 +199,22 @@ def draw_requests(
     prompts = [prefixes[rank] + _draw(rng, drawn_from, workload.unique_tokens) for rank in order]
     rng.shuffle(prompts)
     return [_planned(prompt, workload, kind) for prompt in prompts]
+
+
+def _draw_in_turns(
+    workload: Workload, swing: Swing, seed: int | str, kind: PromptKind, token_ids: range
+) -> list[PlannedRequest]:
+    counts = swing.counts(workload.requests)
+    shapes = (replace(workload, swing=None), swing.other)
+    first, other = (
+        iter(draw_requests(replace(shape, requests=count), seed, kind=kind, token_ids=token_ids) if count else ())
+        for shape, count in zip(shapes, counts, strict=True)
+    )
+    drawn: list[PlannedRequest] = []
+    while len(drawn) < workload.requests:
+        drawn += itertools.islice(first, swing.stretch)
+        drawn += itertools.islice(other, swing.other.requests)
+    return drawn
 
 
 def draw_priming(

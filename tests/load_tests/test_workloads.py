@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from load_tests.workloads import WORKLOADS, Workload, draw_priming, draw_requests, working_set
+from load_tests.workloads import WORKLOADS, Swing, Workload, draw_priming, draw_requests, working_set
 
 SHAPES = {  # requests, prompt tokens, output tokens
     "prefill-heavy": (40, 1024, 16),
@@ -38,7 +38,30 @@ def test_named_workloads_have_exactly_their_lengths(name: str) -> None:
 
 
 def test_no_other_workload_is_named() -> None:
-    assert set(WORKLOADS) == set(SHAPES)
+    assert set(WORKLOADS) == {*SHAPES, "swinging"}
+
+
+def test_a_swinging_load_takes_turns() -> None:
+    """240 requests: 36 prompts of 1,024 tokens, 24 answers of 512, and again."""
+    requests = draw_requests(WORKLOADS["swinging"], seed=3)
+    shapes = [(len(request.prompt), request.prompt_tokens, request.output_tokens) for request in requests]
+    assert shapes == ([(1024, 1024, 16)] * 36 + [(64, 64, 512)] * 24) * 4
+    assert len({request.prompt for request in requests}) == 240
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests=st.integers(1, 40), stretch=st.integers(1, 7), other=st.integers(1, 7))
+def test_a_swinging_load_may_end_anywhere(requests: int, stretch: int, other: int) -> None:
+    workload = Workload("w", requests, 3, 1, swing=Swing(stretch, Workload("o", other, 5, 2)))
+    expected = [3 if number % (stretch + other) < stretch else 5 for number in range(requests)]
+    assert [len(request.prompt) for request in draw_requests(workload, 1)] == expected
+
+
+def test_what_is_no_swing_is_refused() -> None:
+    other = Workload("o", 1, 1, 1)
+    for swing in (Swing(0, other), Swing(1, Workload("o", 1, 1, 1, swing=Swing(1, other)))):
+        with pytest.raises(ValueError, match="stretches of"):
+            Workload("w", 1, 1, 1, swing=swing)
 
 
 @settings(max_examples=25, deadline=None)
