@@ -75,8 +75,8 @@ class Workload:
             )
         if self.swing is not None and (self.swing.stretch < 1 or self.swing.other.swing is not None):
             raise ValueError(
-                f"workload {self.name!r}: stretches of {self.swing.stretch} requests; give at least 1, and another shape "
-                "that does not swing itself"
+                f"workload {self.name!r}: stretches of {self.swing.stretch} requests; give at least 1, and another "
+                "shape that does not swing itself"
             )
         if self.zipf is not None and not (0 <= self.zipf < math.inf and self.prefixes):
             raise ValueError(
