@@ -195,7 +195,11 @@ def _least_s(function: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m load_tests.step_profile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--model", type=Path, help="a folder; default: the default model")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernels", default="auto", choices=["auto", "torch"])

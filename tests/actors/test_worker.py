@@ -38,8 +38,9 @@ from tests.running_app import wait_until
 pytestmark = pytest.mark.cluster
 
 MODEL = "random/llama-4x8"
-ENGINE = EngineConfig(dtype="float32", block_tokens=64, kv_cache_blocks=64, max_batch_tokens=128)
-"""Blocks of 128 KiB, so that a tail is an object of its own; prompts of several blocks take several steps."""
+ENGINE = EngineConfig(dtype="float32", block_tokens=64, kv_cache_blocks=64, max_batch_tokens=128, kernels="torch")
+"""Blocks of 128 KiB, so that a tail is an object of its own; prompts of several blocks take several steps. Torch's
+operators are the slower ones, and answers are to take seconds."""
 SILENCE_S = 3.0
 
 
@@ -388,7 +389,8 @@ def test_requests_of_an_ingress_that_fell_silent_are_freed_wherever_they_are(
     cell: Cell, prefill: Client, decode: Client
 ) -> None:
     for role, client in (("prefill", prefill), ("decode", decode)):
-        running = client.submit(client.request(make_prompt(70, seed=7, vocab=200), max_tokens=2000))
+        # It would go on for longer than the silence.
+        running = client.submit(client.request(make_prompt(70, seed=7, vocab=200), max_tokens=3900))
         client.wait_token(running)
         assert cell.held()[f"{role}.live_requests"] == 1
     request, _ = handed_over(prefill, make_prompt(100, seed=8, vocab=200))
