@@ -48,7 +48,7 @@ def plan(situation: Situation, settings: MoveSettings) -> Plan:
             if _in_a_move(situation, source, destination):
                 continue
             candidates = _candidates(situation, loads, mean, source, destination, settings)
-            judged = choose([judge(situation, settings, move) for move in candidates], settings)
+            judged = _choose_homeward_first([judge(situation, settings, move) for move in candidates], settings)
             verdicts += judged
             situation = _begun(situation, judged)
     for instance, placement in sorted(situation.fleet.placements.items()):
@@ -80,6 +80,20 @@ def choose(verdicts: Sequence[Verdict], settings: MoveSettings) -> list[Verdict]
                 Reason.NOT_BEST, f"{best.move} leaves a peak of {predicted.peak_after:.3f}, with fewer bytes if equal"
             )
     return judged
+
+
+def _choose_homeward_first(verdicts: Sequence[Verdict], settings: MoveSettings) -> list[Verdict]:
+    """`choose`, but if something of the destination's own instance can go home, and that is worth its cost, then the
+    best of this (ours): while two workers run layers of each other's instance, every token of either crosses the link
+    and waits for the other's prompts."""
+    homeward = [verdict for verdict in verdicts if verdict.move.destination == verdict.move.instance]
+    first = choose(homeward, settings)
+    best = next((verdict for verdict in first if verdict.accepted), None)
+    if best is None:
+        return choose(verdicts, settings)
+    others = (verdict for verdict in verdicts if verdict.move.destination != verdict.move.instance)
+    detail = f"{best.move} comes first, since that goes home"
+    return first + [verdict.refused(Reason.NOT_BEST, detail) if verdict.accepted else verdict for verdict in others]
 
 
 def _candidates(

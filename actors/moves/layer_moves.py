@@ -37,8 +37,8 @@ from migrate.placement import Placement
 _CHUNK_BYTES = 4 << 20
 """Pages in one question: what a step's hidden states may have to wait for on the link."""
 _CHUNKS_AHEAD = 8
-"""Chunks on their way at a time. An engine reads or writes all that wait for it between two steps, and a step of prompts
-takes a good part of a second: one at a time, 400 MiB took 25 s."""
+"""Chunks on their way at a time. An engine reads or writes all that wait for it between two steps, and a step of
+prompts takes a good part of a second: one at a time, 400 MiB took 25 s."""
 
 
 @dataclass(slots=True)

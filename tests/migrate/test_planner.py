@@ -129,6 +129,17 @@ def test_weights_are_copied_where_they_are_missing_only() -> None:
     assert (predicted.weight_bytes, predicted.transfer_s) == (1000, 0.01)
 
 
+def test_what_can_go_home_comes_before_what_would_leave() -> None:
+    # a has b's layers 2 and 3, half of b's work. Sending layers of a to b instead would lower the peak more, but then
+    # every token of both would go to and fro.
+    away = at_home("b", COST).with_layers_moved(2, 2, "a")
+    made = planned(
+        fleet(COST, worker("a", prefill_tokens_per_s=300), worker("b", prefill_tokens_per_s=40), placed=(away,))
+    )
+    assert made.moves == (LayerMove("b", 2, 2, "a", "b"),)
+    assert any(verdict.detail.endswith("comes first, since that goes home") for verdict in made.verdicts)
+
+
 @pytest.mark.parametrize(("switch_s", "moves"), [(7.9, 1), (8.1, 0)])
 def test_a_move_must_gain_more_than_it_costs(switch_s: float, moves: int) -> None:
     # The peak falls by 0.4 for 30 s, worth 12 s. 1.5 times the move's duration is 11.85 s or 12.15 s. Moving less takes
