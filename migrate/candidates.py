@@ -40,7 +40,8 @@ def layer_moves(fleet: Fleet, source: str, destination: str) -> Iterator[LayerMo
 def head_moves(fleet: Fleet, source: str, destination: str) -> Iterator[HeadMove]:
     """Runs of KV heads that `source` has, in its own layers or in layers of `destination`, in sets of layers.
 
-    Heads leave the worker with their weights, or come back to it. A set is of layers whose heads lie alike; of those
+    Heads leave the worker with their weights, or come back to it, and that worker is their home: one that hosts layers
+    runs them whole. A set is of layers whose heads lie alike; of those
     the last ones are taken, since it makes no difference which. A model with one KV head has one candidate, which is
     refused, so that the plan says why there are no others.
     """
@@ -49,7 +50,7 @@ def head_moves(fleet: Fleet, source: str, destination: str) -> Iterator[HeadMove
         for layer, where in enumerate(zip(placement.layer_workers, placement.lane_workers, strict=True)):
             alike[where].append(layer)
         for (owner, lanes), layers in alike.items():
-            if owner not in (source, destination):
+            if owner not in (source, destination) or owner != placement.home:
                 continue
             held = [head for head, worker in enumerate(lanes) if worker == source]
             if placement.num_kv_heads == 1:

@@ -193,8 +193,8 @@ def all_layer_moves(placement: Placement, source: str, destination: str) -> Iter
 
 
 def all_head_moves(placement: Placement, source: str, destination: str) -> Iterator[Move]:
-    layers = range(placement.num_layers)
-    sets = [chosen for count in layers for chosen in combinations(layers, count + 1)]
+    layers = placement.layers_on(placement.home)  # a host runs layers whole
+    sets = [chosen for count in range(len(layers)) for chosen in combinations(layers, count + 1)]
     for chosen, first, end in product(sets, range(placement.num_kv_heads), range(1, placement.num_kv_heads + 1)):
         if first < end:
             yield HeadMove(placement.home, chosen, tuple(range(first, end)), source, destination)
