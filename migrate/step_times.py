@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,6 +11,8 @@ from migrate.regression import Regression
 
 LEAST_STEPS: Final = 32
 """Fewer say nothing."""
+MOST_DECODE_PAIR: Final = 8.0
+"""A pair of a decode, in pairs of a prompt, at most: a row reads all KV for itself, where a prompt's rows share it."""
 
 _CONSTANT, _TOKENS, _ROWS, _PREFILL_PAIRS, _DECODE_PAIRS = range(5)
 
@@ -54,7 +57,7 @@ class StepTimes:
         """By layer, at the contexts that the steps had; None as long as there are fewer than `LEAST_STEPS`."""
         if self.layers.count < LEAST_STEPS:
             return None
-        weights = self.layers.fit()
+        weights = self._plausible(self.layers.fit())
         tokens, rows = self.layers.mean(_TOKENS), self.layers.mean(_ROWS)
         prefill_attention_s = _each(weights[_PREFILL_PAIRS] * self.layers.mean(_PREFILL_PAIRS), tokens)
         prefill_token_s = weights[_TOKENS] + prefill_attention_s
@@ -72,6 +75,17 @@ class StepTimes:
             # In the steps that there were, prompt tokens apart.
             decode_attention_share=_each(decode_attention_s * rows, weights[_CONSTANT] + row_s * rows),
         )
+
+    def _plausible(self, weights: Sequence[float]) -> list[float]:
+        """Where all steps had one or two rows, nothing tells the step from its rows, and a loop of one request would
+        pass for a loaded worker. But a row goes through the same products as a prompt token and costs no more there,
+        and no more than so much in attention: the rest belongs to the step. As far as prompts have been measured."""
+        bounded = list(weights)
+        for rows, prompts, most in ((_ROWS, _TOKENS, 1.0), (_DECODE_PAIRS, _PREFILL_PAIRS, MOST_DECODE_PAIR)):
+            if weights[prompts] > 0:
+                bounded[rows] = min(weights[rows], most * weights[prompts])
+                bounded[_CONSTANT] += (weights[rows] - bounded[rows]) * self.layers.mean(rows)
+        return bounded
 
 
 def _each(amount: float, count: float) -> float:

@@ -62,6 +62,24 @@ def test_a_few_steps_say_nothing() -> None:
     assert times.measured(LAYERS, full_batch=16) is not None
 
 
+def test_what_one_row_cannot_cost_belongs_to_the_step() -> None:
+    """A prompt token costs 0.1 ms and 1 us a pair. Steps with one row of 100 tokens take 30 ms, and no others are known
+    with rows: all of it would be the row's. It can have 0.1 ms and 0.8 ms of attention."""
+    times = StepTimes()
+    for tokens in (8, 64, 256, 512):
+        for _ in range(5):
+            pairs = tokens * (tokens + 1) // 2
+            times.count(prefill_tokens=tokens, decode_rows=0, prefill_pairs=pairs, decode_pairs=0,
+                        layers_s=1e-4 * tokens + 1e-6 * pairs)  # fmt: skip
+    for _ in range(20):
+        times.count(prefill_tokens=0, decode_rows=1, prefill_pairs=0, decode_pairs=100, layers_s=0.03)
+    measured = times.measured(LAYERS, full_batch=16)
+    assert measured is not None
+    assert measured.row_s == pytest.approx((1e-4 + 8e-4) / LAYERS)
+    # What is left of 30 ms, over all steps: half of them have the row.
+    assert measured.step_s == pytest.approx((0.03 - 9e-4) / 2 / LAYERS)
+
+
 def test_workers_add_up() -> None:
     contexts = [(rows, context) for rows in (1, 4, 8) for context in (5, 70, 200)]
     one, two, both = StepTimes(), StepTimes(), StepTimes()
