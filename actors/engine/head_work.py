@@ -18,6 +18,7 @@ from actors.engine.batch import PackedStep
 from actors.engine.step_messages import (
     Message,
     WorkLimits,
+    decode_outcome,
     decode_step,
     message_fields,
     numbers,
@@ -130,8 +131,5 @@ def decode_head_done(meta: bytes, tensors: Sequence[torch.Tensor]) -> HeadDone:
         WorkMessageError: it is not what `encode_head_done` makes.
     """
     fields = message_fields(meta)
-    error = fields.get("error")
-    require(error is None or isinstance(error, str), "an error that is no text")
-    require(len(tensors) == (error is None), f"{len(tensors)} tensors with error {error!r}")
     (layer,) = numbers(fields, "layer")
-    return HeadDone(*work_ids(fields), layer, tensors[0] if tensors else None, error)
+    return HeadDone(*work_ids(fields), layer, *decode_outcome(fields, tensors))

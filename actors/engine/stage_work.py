@@ -16,6 +16,7 @@ from actors.engine.batch import PackedStep
 from actors.engine.step_messages import (
     Message,
     WorkLimits,
+    decode_outcome,
     decode_step,
     message_fields,
     numbers,
@@ -109,7 +110,4 @@ def decode_done(meta: bytes, tensors: Sequence[torch.Tensor]) -> StageDone:
         WorkMessageError: it is not what `encode_done` makes.
     """
     fields = message_fields(meta)
-    error = fields.get("error")
-    require(error is None or isinstance(error, str), "an error that is no text")
-    require(len(tensors) == (error is None), f"{len(tensors)} tensors with error {error!r}")
-    return StageDone(*work_ids(fields), tensors[0] if tensors else None, error)
+    return StageDone(*work_ids(fields), *decode_outcome(fields, tensors))

@@ -7,6 +7,7 @@ instance's.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,14 @@ def work_ids(fields: dict[str, Any]) -> tuple[str, int, int]:
     instance = fields.get("instance")
     require(isinstance(instance, str), "no instance")
     return str(instance), *numbers(fields, "version"), *numbers(fields, "step_id")  # type: ignore[return-value]
+
+
+def decode_outcome(fields: dict[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, str | None]:
+    """What an answer gives: one tensor, or why there is none. WorkMessageError when it is neither."""
+    error = fields.get("error")
+    require(error is None or isinstance(error, str), "an error that is no text")
+    require(len(tensors) == (error is None), f"{len(tensors)} tensors with error {error!r}")
+    return (tensors[0] if tensors else None), error
 
 
 def numbers(fields: dict[str, Any], name: str, count: int | None = None) -> list[int]:

@@ -16,7 +16,6 @@ from actors.engine.engine import Engine, StepResult
 from actors.engine.steps_in_flight import StageFailure
 from actors.engine_thread import EngineStoppedError, EngineThread
 from actors.moves.granting import Granting
-from actors.moves.head_links import HeadLinks
 from actors.moves.host import MoveHost
 from actors.moves.instance_home import InstanceHome
 from actors.moves.layer_moves import LayerMoves
@@ -24,7 +23,7 @@ from actors.moves.page_links import PageLinks
 from actors.moves.placed_pages import PlacedPages
 from actors.moves.questions import Kind
 from actors.moves.repair import Repairs
-from actors.moves.stage_links import StageLinks
+from actors.moves.work_links import WorkLinks
 from actors.worker_settings import MoveLimits
 from migrate.links.calls import LinkCalls, Question
 from migrate.links.switchboard import Connector
@@ -69,11 +68,12 @@ class WorkerMoves:
         """By peer: of the newest link that was asked for."""
         self._host = MoveHost(thread)
         self._calls = LinkCalls(worker, connector, self._serve, self._on_dead)
+        work = WorkLinks(self._calls, limits.answer_timeout_s)
         self._home = InstanceHome(
             thread,
             self._calls,
-            StageLinks(self._calls, limits.answer_timeout_s),
-            HeadLinks(self._calls, limits.answer_timeout_s),
+            work,
+            work,
             Placement.at_home(worker, spec.num_layers, spec.num_kv_heads),
             limits.answer_timeout_s,
             lambda host, reason: self._repairs.begin(host, reason),

@@ -11,11 +11,10 @@ from actors.engine.engine import Engine, StepResult
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine_thread import EngineThread
-from actors.moves.head_links import HeadLinks
 from actors.moves.host import MoveHost
 from actors.moves.instance_home import InstanceHome
 from actors.moves.layer_moves import LayerMoves
-from actors.moves.stage_links import StageLinks
+from actors.moves.work_links import WorkLinks
 from migrate.links.calls import LinkCalls
 from migrate.links.memory_network import MemoryNetwork
 from migrate.placement import Placement
@@ -35,8 +34,7 @@ class LinkedWorker:
         self.thread = EngineThread(self.engine, self._on_turn, lambda: None)
         self.host = MoveHost(self.thread)
         self.calls = LinkCalls(name, network.connector(name), self.host.serve, lambda *_: None)
-        self.stages = StageLinks(self.calls, TIMEOUT_S)
-        self.heads = HeadLinks(self.calls, TIMEOUT_S)
+        self.stages = self.heads = WorkLinks(self.calls, TIMEOUT_S)
         self.lost: list[str] = []
         self.home = InstanceHome(
             self.thread,

@@ -16,7 +16,7 @@ from migrate.links.memory_network import MemoryNetwork
 from migrate.placement import Placement
 from tests.actors.moves.divided_cell import PROMPTS, Cell, config_of, run
 from tests.actors.moves.storing_worker import StoringWorker
-from tests.actors.moves.test_stage_links import put_last_layers
+from tests.actors.moves.test_work_links import put_last_layers
 from tests.engine_driver import greedy
 from tests.reference import assert_greedy, load_reference
 

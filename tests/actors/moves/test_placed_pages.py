@@ -30,7 +30,7 @@ from migrate.moves import LayerMove
 from migrate.placement import Placement
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
-from tests.actors.moves.test_stage_links import put_last_layers
+from tests.actors.moves.test_work_links import put_last_layers
 from tests.link_ends import WAIT_S
 
 LAYERS, HEADS = 5, 4
