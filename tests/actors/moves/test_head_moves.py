@@ -11,15 +11,15 @@ import pytest
 from actors.engine.request import SamplingParams
 from actors.moves.layer_moves import LayerMoves
 from migrate.links.memory_network import MemoryNetwork
-from migrate.move_report import MoveFailedError, MoveReport
+from migrate.move_report import MoveFailedError
 from migrate.moves import HeadMove, LayerMove, Move
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
-from tests.engine_driver import greedy, make_prompt
+from tests.actors.moves.unnoticed import PROMPTS, assert_nobody_notices
+from tests.engine_driver import greedy
 from tests.link_ends import WAIT_S
 from tests.reference import assert_greedy, load_reference
 
-PROMPTS = [make_prompt(length, length) for length in (5, 33, 90, 17, 64, 48, 200)]
 FolderOf = Callable[[str], Path]
 
 
@@ -59,30 +59,8 @@ def test_nobody_notices(
     wanted: list[Move], family: str, sampling: SamplingParams, family_folder: FolderOf, make_worker: MakeWorker
 ) -> None:
     """There and back in the middle of answers, and of a prompt of several chunks."""
-    home, host, alone = make_worker("home", family), make_worker("host", family), make_worker("alone", family)
-    join(home, host)
-    before = books(home), books(host)
-    alone.start(PROMPTS, sampling)
-    expected = alone.wait()
-    home.start(PROMPTS, sampling)
-
-    async def move() -> list[MoveReport]:
-        moves, reports = moves_of(home), []
-        for number, each in enumerate(wanted * 2):
-            home.wait_for_tokens(16 * number)
-            reports.append(await moves.make(each))
-        assert home.home.placement.is_home
-        return reports
-
-    reports = asyncio.run(move())
-    answers = home.wait()
-    if sampling.temperature == 0:
-        assert_greedy(load_reference(family_folder(family)), PROMPTS, answers)
-    else:
-        assert answers == expected
-    assert home.failures == []
-    assert (books(home), books(host)) == before
-    assert all(report.kv_bytes > 0 for report in reports)
+    folder = family_folder(family)
+    assert_nobody_notices(wanted, family, sampling, folder, make_worker, books, tokens_between=16)
 
 
 async def make_all(worker: LinkedWorker, wanted: list[Move]) -> LayerMoves:

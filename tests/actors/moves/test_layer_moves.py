@@ -16,11 +16,11 @@ from migrate.move_report import MoveFailedError, MoveReport
 from migrate.moves import LayerMove
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
-from tests.engine_driver import greedy, make_prompt
+from tests.actors.moves.unnoticed import PROMPTS, assert_nobody_notices
+from tests.engine_driver import greedy
 from tests.link_ends import WAIT_S
 from tests.reference import assert_greedy, load_reference
 
-PROMPTS = [make_prompt(length, length) for length in (5, 33, 90, 17, 64, 48, 200)]
 FolderOf = Callable[[str], Path]
 
 
@@ -52,30 +52,8 @@ def test_nobody_notices(
     family: str, sampling: SamplingParams, family_folder: FolderOf, make_worker: MakeWorker
 ) -> None:
     """There and back in the middle of answers, and of a prompt of several chunks."""
-    home, host, alone = make_worker("home", family), make_worker("host", family), make_worker("alone", family)
-    join(home, host)
-    before = books(home), books(host)
-    alone.start(PROMPTS, sampling)
-    wanted = alone.wait()
-    home.start(PROMPTS, sampling)
-
-    async def move() -> list[MoveReport]:
-        moves, reports = moves_of(home), []
-        for number, each in enumerate(THERE_AND_BACK * 2):
-            home.wait_for_tokens(20 * number)
-            reports.append(await moves.make(each))
-        assert home.home.placement.is_home
-        return reports
-
-    reports = asyncio.run(move())
-    answers = home.wait()
-    if sampling.temperature == 0:
-        assert_greedy(load_reference(family_folder(family)), PROMPTS, answers)
-    else:
-        assert answers == wanted
-    assert home.failures == []
-    assert (books(home), books(host)) == before
-    assert all(report.kv_bytes > 0 for report in reports)
+    folder = family_folder(family)
+    assert_nobody_notices(THERE_AND_BACK, family, sampling, folder, make_worker, books, tokens_between=20)
 
 
 def test_memory_really_moves(make_worker: MakeWorker) -> None:
