@@ -136,6 +136,12 @@ def reads(body: type[BaseModel]) -> Schema:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined}}}}
 
 
+def generation(body: type[BaseModel], answer: Schema) -> dict[str, Any]:
+    """The `responses` and `openapi_extra` of a route that generates: an answer of that schema, or a stream of it."""
+    described = answers("The answer, or a stream of its pieces.", answer, *GENERATION, streams=True)
+    return {"responses": described, "openapi_extra": reads(body)}
+
+
 def in_path(name: str, meaning: str) -> Schema:
     """For a route's `openapi_extra`: a part of its path, which it reads by itself."""
     return {"parameters": [{"name": name, "in": "path", "required": True, "description": meaning, "schema": _STRING}]}

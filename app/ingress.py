@@ -116,35 +116,17 @@ class Ingress:
             raise model_not_found(model, self._frontend.model_name)
         return JSONResponse(self._model_entry())
 
-    @http.post(
-        "/v1/chat/completions",
-        responses=described.answers(
-            "The answer, or a stream of its pieces.", described.CHAT_COMPLETION, *described.GENERATION, streams=True
-        ),
-        openapi_extra=described.reads(ChatCompletionRequest),
-    )
+    @http.post("/v1/chat/completions", **described.generation(ChatCompletionRequest, described.CHAT_COMPLETION))
     async def chat_completions(self, request: Request) -> Response:
         """OpenAI's chat completions."""
         return await self._answer(request, ChatCompletionRequest)
 
-    @http.post(
-        "/v1/completions",
-        responses=described.answers(
-            "The answer, or a stream of its pieces.", described.TEXT_COMPLETION, *described.GENERATION, streams=True
-        ),
-        openapi_extra=described.reads(CompletionRequest),
-    )
+    @http.post("/v1/completions", **described.generation(CompletionRequest, described.TEXT_COMPLETION))
     async def completions(self, request: Request) -> Response:
         """OpenAI's (legacy) completions, with token ids as prompts too."""
         return await self._answer(request, CompletionRequest)
 
-    @http.post(
-        "/v1/responses",
-        responses=described.answers(
-            "The answer, or a stream of its pieces.", described.RESPONSE, *described.GENERATION, streams=True
-        ),
-        openapi_extra=described.reads(ResponsesRequest),
-    )
+    @http.post("/v1/responses", **described.generation(ResponsesRequest, described.RESPONSE))
     async def responses(self, request: Request) -> Response:
         """OpenAI's responses, as far as they are chats."""
         body, principal = await read_body(request), request.state.principal
