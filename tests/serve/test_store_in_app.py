@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -161,11 +162,11 @@ def test_memory_does_not_grow_with_the_number_of_requests(app: RunningApp) -> No
         wait_free(app)
         return {process.pid: own_bytes(process) for title in titles for process in processes(title)}
 
-    after(4)
-    before, now = after(1), after(5)
-    assert before.keys() == now.keys()
-    growth = {pid: now[pid] - before[pid] for pid in now}
-    assert max(growth.values()) < 4 * MIB, growth
+    marks = [after(3), after(2), after(2), after(2)]
+    assert all(mark.keys() == marks[0].keys() for mark in marks)
+    # An allocator takes more now and then, by megabytes; what leaks grows in every stretch of 120 requests.
+    growth = {pid: [later[pid] - mark[pid] for mark, later in pairwise(marks)] for pid in marks[0]}
+    assert all(min(grown) < MIB for grown in growth.values()), growth
 
 
 def own_bytes(process: psutil.Process) -> int:
