@@ -95,7 +95,9 @@ def test_moves_at_any_moment_of_exports_and_fetches(seed: int, family_folder: Fo
 
         cell.shelf.before = before
         answers = await cell.answers(PROMPTS, sampling)
-        await asyncio.gather(*moves)
+        for failure in await asyncio.gather(*moves, return_exceptions=True):
+            # A pool can't shrink while copies hold blocks at its end; that is said, and a later move may do it.
+            assert failure is None or "later they will not be" in str(failure), failure
         assert moves
         if sampling.temperature == 0:
             assert_greedy(load_reference(folder), PROMPTS, answers)
