@@ -46,7 +46,8 @@ class ControlServer:
     """See the module."""
 
     def __init__(self, store: StoreSettings | None, moves: MoveLimits | None = None) -> None:
-        """`store` None: no global store (monolithic mode). `moves` None: layers stay where they are."""
+        """`store` None: no global store, since monolithic workers share nothing. `moves` None: layers stay where they
+        are."""
         self._roster = Roster()
         self._links = None if moves is None else ControlLinks(self._roster, moves)
         self._settings = store

@@ -90,7 +90,7 @@ class Worker:
             pages=None if self._moves is None else self._moves.pages(settings.fetch_timeout_s),
         )
         actor = ray.get_runtime_context().current_actor
-        stores_answers = settings.role == "decode" and settings.share_prefixes
+        stores_answers = settings.role != "prefill" and settings.share_prefixes
         self._requests = RequestTracker(
             self._thread,
             self._exchange,

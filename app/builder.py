@@ -30,8 +30,7 @@ _DEPLOYMENTS: dict[Role, Any] = {"prefill": PrefillServer, "decode": DecodeServe
 def build(args: dict[str, Any]) -> Application:
     """Checks `args` (raises SettingsError) and binds ingress, control and the mode's workers."""
     settings = load_settings(args)
-    with_store = settings.mode != "monolithic"
-    store = _store_settings(settings) if with_store else None
+    store = _store_settings(settings) if settings.has_store else None
     control = ControlServer.options(
         ray_actor_options={"num_cpus": _SHELL_CPUS},
         max_ongoing_requests=_NO_LIMIT,

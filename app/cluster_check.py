@@ -45,14 +45,13 @@ def needs_of(settings: AppSettings, config_path: str | None = None) -> Needs:
         for of in planned["roles"].values()
         for _ in range(of["replicas"])
     ]
-    has_store = settings.mode != "monolithic"
     return Needs(
         num_gpus=sum(role.replicas * role.num_gpus for role in roles),
         num_cpus=sum(role.replicas * role.num_cpus for role in roles)
         + settings.ingress.replicas * settings.ingress.num_cpus,
         gpu_bytes=int(settings.plan.device_memory_gib * GIB),
-        dram_bytes=int(settings.store.dram_gib * GIB) if has_store else None,
-        disk_limit_bytes=int(settings.store.disk.limit_gib * GIB) if has_store else 0,
+        dram_bytes=int(settings.store.dram_gib * GIB) if settings.has_store else None,
+        disk_limit_bytes=int(settings.store.disk.limit_gib * GIB) if settings.has_store else 0,
         longest_request_bytes=tuple(longest),
     )
 

@@ -95,7 +95,7 @@ def plan(settings: AppSettings, shape: CheckpointShape, device_memory_gib: float
         "parameters": shape.parameters,
         "roles": roles,
         "store": _plan_store(settings, shape),
-        "object_store_bytes": None if settings.mode == "monolithic" else _plan_object_store(settings, roles.values()),
+        "object_store_bytes": _plan_object_store(settings, roles.values()) if settings.has_store else None,
     }
 
 
@@ -131,9 +131,10 @@ def _plan_role(
 def _plan_store(settings: AppSettings, shape: CheckpointShape) -> dict[str, Any] | None:
     """Room of one node's store by tier; None where there is no store. Headers and checksums of parts are left out: they
     take less than one part in a thousand."""
-    if settings.mode == "monolithic":
+    if not settings.has_store:
         return None
-    engine, workers = settings.engine_for("prefill"), settings.role("prefill")
+    writer = settings.roles[0]
+    engine, workers = settings.engine_for(writer), settings.role(writer)
     on_gpu = engine.device == "cuda" or (engine.device == "auto" and workers.num_gpus > 0)
     token_bytes = shape.kv_bytes_per_token(chosen_dtype(engine.dtype, shape.dtype, on_gpu=on_gpu))
     limits = {"dram": settings.store.dram_gib, "disk": settings.store.disk.limit_gib}

@@ -275,6 +275,11 @@ class AppSettings(SettingsBlock):
         return self
 
     @property
+    def has_store(self) -> bool:
+        """Whether there is a global store: to hand prompts over through it, or to share them."""
+        return self.mode != "monolithic" or self.store.share_prefixes
+
+    @property
     def roles(self) -> tuple[Role, ...]:
         """The roles that the mode has workers for."""
         return ("monolithic",) if self.mode == "monolithic" else ("prefill", "decode")

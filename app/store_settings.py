@@ -48,9 +48,9 @@ class StoreSettings(SettingsBlock):
     )
     share_prefixes: bool = Field(
         default=True,
-        description="Whether prefill workers look in the store for what others computed. false: each finds only what "
-        "its own pool still holds, and dispatch counts on nothing stored. Hand-overs to decode workers go through the "
-        "store all the same; answers are not stored.",
+        description="Whether workers look in the store for what others computed. false: each finds only what its own "
+        "pool still holds, and dispatch counts on nothing stored. Hand-overs to decode workers go through the store "
+        "all the same; answers are not stored, and in mode monolithic there is no store.",
     )
     disk: DiskSettings = Field(default_factory=DiskSettings, description="The disk tier.")
     eviction: Literal["lru", "lfu"] = Field(
@@ -72,7 +72,7 @@ class StoreSettings(SettingsBlock):
     max_publishing_answers: int = Field(
         default=8,
         ge=0,
-        description="Ended answers whose KV the store takes over from one decode worker at a time, so that the next "
+        description="Ended answers whose KV the store takes over from one worker at a time, so that the next "
         "turn of a chat finds it; an answer that ends meanwhile is not stored. 0: no answers are stored.",
     )
     lease_s: float = Field(

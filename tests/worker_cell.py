@@ -32,8 +32,8 @@ def worker_cell(
     moves: MoveLimits | None = None,
     **store_options: Any,
 ) -> Iterator[FlowClient]:
-    """Starts so many workers of each role; a store too unless they are monolithic. `store_options`: more arguments of
-    `NodeStore`."""
+    """Starts so many workers of each role, and a store unless monolithic ones share nothing. `store_options`: more
+    arguments of `NodeStore`."""
     actor: Any = ray.remote(num_cpus=0)(Worker)
     started: list[tuple[str, Role, Any]] = []
     for role, count in roles.items():
@@ -47,7 +47,7 @@ def worker_cell(
     directory_class: Any = DirectoryActor
     store_class: Any = NodeStore
     directory = store = None
-    if "monolithic" not in roles:
+    if share_prefixes or "monolithic" not in roles:
         directory = directory_class.remote()
         store = store_class.remote("node", [directory], store_bytes, **store_options)
     try:

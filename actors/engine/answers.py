@@ -125,8 +125,7 @@ class Answers:
             self._counters.count_chunk(chunk)
             if sequence.request_id not in damaged:
                 self._scheduler.computed(chunk)
-                is_prompt_left = sequence.request.hand_over and sequence.num_uncomputed > 0
-                if is_prompt_left and (early := self._early_exports.begin(sequence)) is not None:
+                if self._is_early(chunk) and (early := self._early_exports.begin(sequence)) is not None:
                     exports.append(early)
         events += [
             self._accept(sequence, token)
@@ -191,11 +190,21 @@ class Answers:
         self.remove(sequence, keep_blocks=is_kept)
         return replace(event, finish_reason=finish_reason, awaits_export=is_kept)
 
+    @staticmethod
+    def _is_early(chunk: Chunk) -> bool:
+        """Whether what a prompt's chunk filled may go to the store now. Where a hand-over ends the request, its last
+        chunk goes with that; an answer goes on for long after it."""
+        request = chunk.sequence.request
+        if request.hand_over:
+            return chunk.sequence.num_uncomputed > 0
+        return request.publish_beyond_blocks is not None and chunk.num_tokens > 1
+
     def _is_worth_publishing(self, sequence: SequenceState) -> bool:
         """Whether an answer that ended has filled blocks which the store has not. What is never among them is the KV of
         the last token, which is not computed."""
         known = sequence.request.publish_beyond_blocks
-        return known is not None and sequence.num_computed // self._block_tokens > known
+        full = sequence.num_computed // self._block_tokens
+        return known is not None and full > max(known, sequence.num_exported_blocks)
 
     def _finish_reason(self, sequence: SequenceState) -> str | None:
         request, sampling = sequence.request, sequence.request.sampling

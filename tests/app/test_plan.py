@@ -118,6 +118,8 @@ def test_workers_that_share_a_device_must_share_its_memory() -> None:
         plan(load_settings(args), shape)
     args["engine"] = {"device": "cuda", "gpu_memory_utilization": 0.45}
     assert plan(load_settings(args), shape)["roles"]["monolithic"]["blocks"] > 0
+    assert plan(load_settings(args), shape)["store"]["dram"]["bytes"] == 1 << 30
+    args["store"] = {"share_prefixes": False}  # then nothing goes through a store
     assert plan(load_settings(args), shape)["store"] is None
     assert plan(load_settings(args), shape)["object_store_bytes"] is None
 

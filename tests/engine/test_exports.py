@@ -115,6 +115,25 @@ def test_a_chunked_prompt_gives_away_what_its_chunks_have_filled(llama_folder: P
     assert engine.blocks.num_live == 0
 
 
+def test_an_answer_gives_its_prompt_away_and_at_its_end_only_what_is_new(
+    llama_folder: Path, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(llama_folder, max_batch_tokens=32, max_running_requests=8, early_export_bytes=1)
+    block = engine.block_tokens
+    engine.add(EngineRequest("short", make_prompt(2 * block, 5), greedy(4), publish_beyond_blocks=0))
+    engine.add(EngineRequest("long", make_prompt(2 * block + 1, 6), greedy(block), publish_beyond_blocks=0))
+    exports = []
+    while engine.has_work:
+        for export in engine.step().exports:
+            exports.append((export.export_id, export.num_tokens // block))
+            assert engine.release_export(export.export_id)
+    early = [(name.partition("@")[0], blocks) for name, blocks in exports if "@" in name]
+    assert dict(early) == {"short": 2, "long": 2}  # the last of each
+    assert [(name, blocks) for name, blocks in exports if "@" not in name] == [("long", 3)]
+    engine.check_idle()
+    assert engine.blocks.num_live == 0
+
+
 def test_an_abort_leaves_what_is_being_copied(llama_folder: Path, make_engine: MakeEngine) -> None:
     engine = make_engine(llama_folder, max_batch_tokens=32, max_running_requests=8, early_export_bytes=1)
     prompt = make_prompt(110, 5)
