@@ -24,7 +24,6 @@ from tuning.job.outputs import why_nothing, write_outputs
 from tuning.job.ray_executor import ClusterError, RayExecutor, connected
 from tuning.job.report_content import RunFacts
 from tuning.job.serve_config import application_settings, read_base, serve_config
-from tuning.job.unlike_served import store_doubts
 from tuning.job.unlike_simulated import unlike_simulated
 from tuning.pareto.evaluation import Evaluate
 from tuning.pareto.result import SearchResult
@@ -49,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         inputs = read_inputs(options)
         settings = application_settings(serve_config(base, inputs.evaluator.fixed, options.nodes, None))
         doubts = unlike_simulated(settings, inputs.evaluator)
-        doubts += store_doubts(inputs.space, inputs.evaluator.fixed)
         for warning in (*inputs.warnings, *doubts):
             _warn(warning)
         with taken_folder(options.out, inputs.identity) as other_goals:

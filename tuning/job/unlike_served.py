@@ -5,24 +5,6 @@ from __future__ import annotations
 from tuning.deployment.deployment import GIB, Deployment
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.job.serve_config import share_of_node
-from tuning.pareto.space import SearchSpace
-
-_SIZES = ("dram_gib", "disk_gib")
-
-
-def store_doubts(space: SearchSpace, fixed: Deployment) -> list[str]:
-    """Of the search as a whole: the simulated instances of mode monolithic share a store, those of the application have
-    none."""
-    sizes = {name for name in _SIZES if getattr(fixed, name)} | {
-        axis.name for axis in space.axes if axis.name in _SIZES
-    }
-    if fixed.mode != "monolithic" or not sizes:
-        return []
-    return [
-        "in mode monolithic the application has no global store: DRAM and disk are simulated and paid for here, but "
-        "would lie idle there, and each worker finds only what it still holds itself. Figures of configurations with "
-        "DRAM or disk are not those of such an application: search with --mode static, or with --dram-gib 0 alone"
-    ]
 
 
 def deployment_doubts(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluator) -> list[str]:
@@ -33,7 +15,7 @@ def deployment_doubts(deployment: Deployment, nodes: int, evaluator: DeploymentE
 def _small_dram(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluator) -> list[str]:
     """In the simulation bytes only pass through DRAM on their way to decode instances and to the disk; the live store
     takes room of its limit for them."""
-    if deployment.mode != "static":
+    if deployment.mode == "monolithic" and deployment.disk_gib == 0:
         return []
     room_gib = share_of_node(deployment.dram_gib, nodes)
     longest_gib = int(evaluator.trace.input_tokens.max()) * evaluator.model.kv_bytes_per_token / GIB
@@ -44,6 +26,12 @@ def _small_dram(deployment: Deployment, nodes: int, evaluator: DeploymentEvaluat
         ]
     if room_gib >= longest_gib:
         return []
+    if deployment.mode == "monolithic":
+        return [
+            f"what the application writes to disk passes through DRAM of the store: {room_gib:g} GiB on a node are "
+            f"less than the {longest_gib:.3g} GiB of the longest prompt. Simulated was that all gets there; in the "
+            "application what has no room does not"
+        ]
     lost = "decode workers compute again what of a prompt has no room"
     if deployment.disk_gib > 0:
         lost += ", and that does not get to the disk either"

@@ -53,10 +53,9 @@ def unlike_simulated(settings: Mapping[str, Any], evaluator: DeploymentEvaluator
         compared.append(("block_tokens", engine.get("block_tokens"), evaluator.trace.block_tokens))
     dispatch = _mapping(_mapping(settings.get("ingress")).get("dispatch"))
     compared.append(("ingress.dispatch.policy", dispatch.get("policy", "load_aware"), options.dispatch))
-    if mode == "static":
-        store = _mapping(settings.get("store"))
-        compared.append(("store.share_prefixes", store.get("share_prefixes", True), True))
-        compared.append(("store.disk.admission", _mapping(store.get("disk")).get("admission", "always"), "always"))
+    store = _mapping(settings.get("store"))
+    compared.append(("store.share_prefixes", store.get("share_prefixes", True), True))
+    compared.append(("store.disk.admission", _mapping(store.get("disk")).get("admission", "always"), "always"))
     for role in ("monolithic",) if mode == "monolithic" else ("prefill", "decode"):
         compared += _memory(_engine_of(settings, role), evaluator)
     warnings = [

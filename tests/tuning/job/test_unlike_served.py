@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from kv.store_ledger import StoreLedger
 from tuning.deployment.deployment import GIB, Deployment, ServingOptions
 from tuning.deployment.evaluator import DeploymentEvaluator
 from tuning.deployment.objectives import Goals
 from tuning.hardware_profile import read_hardware
-from tuning.job.unlike_served import deployment_doubts, store_doubts
+from tuning.job.unlike_served import deployment_doubts
 from tuning.model_config import read_model_shape
-from tuning.pareto.space import NumericAxis, SearchSpace
 from tuning.price_book import read_prices
 from tuning.trace.generator import SyntheticTraffic, generate
 
-DRAM = SearchSpace((NumericAxis("dram_gib", (0, 64), 16),))
-INSTANCES = SearchSpace((NumericAxis("monolithic_instances", (1, 3), 1),))
 PRICES = read_prices("aws-us-east-1")
 EVALUATOR = DeploymentEvaluator(
     generate(SyntheticTraffic(1, 20, requests_per_s=1.0, prefixes=1, turns=1.0, think_s=1.0)),
@@ -33,22 +29,6 @@ EVALUATOR = DeploymentEvaluator(
 LONGEST_BYTES = int(EVALUATOR.trace.input_tokens.max()) * 147_456
 SMALLEST_GIB = -(-LONGEST_BYTES * 100 // GIB) / 100
 """In which the longest prompt has room, in the steps of a configuration."""
-
-
-@pytest.mark.parametrize(
-    ("space", "fixed", "is_doubtful"),
-    [
-        (DRAM, Deployment("monolithic"), True),
-        (INSTANCES, Deployment("monolithic", dram_gib=64), True),
-        (INSTANCES, Deployment("monolithic", disk_gib=64, disk_class="gp3"), True),
-        (INSTANCES, Deployment("monolithic"), False),
-        (DRAM, Deployment("static"), False),
-    ],
-)
-def test_a_store_in_mode_monolithic_is_doubtful(space: SearchSpace, fixed: Deployment, is_doubtful: bool) -> None:
-    doubts = store_doubts(space, fixed)
-    assert len(doubts) == is_doubtful
-    assert all("no global store" in doubt and "--mode static" in doubt for doubt in doubts)
 
 
 def test_dram_that_has_not_room_for_the_longest_prompt_is_doubtful() -> None:
@@ -68,6 +48,9 @@ def test_without_dram_nothing_gets_to_the_disk() -> None:
     (doubt,) = deployment_doubts(Deployment("static", disk_gib=64, disk_class="gp3"), 1, EVALUATOR)
     assert "0 GiB on a node" in doubt
     assert "does not get to the disk" in doubt
+    (doubt,) = deployment_doubts(Deployment("monolithic", disk_gib=64, disk_class="gp3"), 1, EVALUATOR)
+    assert "0 GiB on a node" in doubt
+    assert "what has no room does not" in doubt
 
 
 def test_without_reuse_information_hand_overs_still_need_room() -> None:

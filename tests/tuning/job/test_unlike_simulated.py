@@ -82,7 +82,7 @@ def test_all_that_is_not_given_is_one_line() -> None:
         ("static", {"ingress": {"dispatch": {"policy": "load_aware"}}}, []),
         ("static", {"store": {"share_prefixes": False}}, ["store.share_prefixes"]),
         ("static", {"store": {"disk": {"admission": "on_reuse"}}}, ["store.disk.admission"]),
-        ("monolithic", {"store": {"share_prefixes": False}}, []),
+        ("monolithic", {"store": {"share_prefixes": False}}, ["store.share_prefixes"]),
         ("static", {"decode": {"engine": {"kv_cache_gib": 30}}}, ["kv_cache_gib"]),
         ("static", {"prefill": {"engine": {"kv_cache_blocks": 10}}}, ["kv_cache_blocks"]),
         ("static", {"engine": ENGINE | {"gpu_memory_utilization": 0.8}}, ["gpu_memory_utilization"]),
