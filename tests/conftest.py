@@ -20,6 +20,8 @@ def ray_cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Set before the start: the processes of the cluster inherit them.
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")  # as Ray does it, anything else on the machine goes first
+        patch.setenv("RAY_metrics_report_interval_ms", "1000")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(ROOT), prepend=":")
         ray.init(
