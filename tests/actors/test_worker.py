@@ -120,7 +120,14 @@ class Cell:
         roles: tuple[Role, ...] = ("prefill", "decode")
         for role in roles:
             settings = WorkerSettings(
-                MODEL, role, ENGINE, 1, lease_s=30.0, fetch_timeout_s=5.0, owner_silence_s=SILENCE_S
+                MODEL,
+                role,
+                ENGINE,
+                1,
+                lease_s=30.0,
+                fetch_timeout_s=30.0,
+                pull_timeout_s=30.0,
+                owner_silence_s=SILENCE_S,
             )
             self.workers[role] = actor.remote(role, settings)
         for role in roles:
