@@ -14,6 +14,16 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: a process has one Ray cluster, and an app is deployed
+    there for many tests, so the tests of the whole app stay in one process, and what else uses Ray in one."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("cluster"):
+                group = "serve" if item.path.parent.name == "serve" else "cluster"
+                item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray cluster for the whole session; tests that use it are marked `cluster`.
