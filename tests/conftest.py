@@ -5,8 +5,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# How long an example takes is the machine's business.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: a process has one Ray cluster, and an app is deployed
+    there for many tests, so the tests of the whole app stay in one process, and what else uses Ray in one."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("cluster"):
+                group = "serve" if item.path.parent.name == "serve" else "cluster"
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +35,8 @@ def ray_cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Set before the start: the processes of the cluster inherit them.
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")  # as Ray does it, anything else on the machine goes first
+        patch.setenv("RAY_metrics_report_interval_ms", "1000")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(ROOT), prepend=":")
         ray.init(

@@ -16,8 +16,8 @@ from kv.metrics.histogram import exported_as
 from kv.metrics.table import METRICS, Metric, Readings
 from tests.store_cell import eventually, get
 
-_LOOK_EVERY_S = 0.5
-"""Ray's processes report every ten seconds."""
+_LOOK_EVERY_S = 0.2
+"""Ray's processes report every second (tests/conftest.py)."""
 
 
 def process_of(actor: Any) -> str:

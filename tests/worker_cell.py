@@ -40,8 +40,8 @@ def worker_cell(
         for _ in range(count):
             worker_id = f"{role}-{uuid.uuid4().hex[:8]}"
             settings = WorkerSettings(
-                model, role, engine, torch_threads=1, lease_s=30.0, fetch_timeout_s=5.0, share_prefixes=share_prefixes,
-                moves=moves,
+                model, role, engine, torch_threads=1, lease_s=30.0, fetch_timeout_s=30.0, pull_timeout_s=30.0,
+                share_prefixes=share_prefixes, moves=moves,
             )  # fmt: skip
             started.append((worker_id, role, actor.remote(worker_id, settings)))
     directory_class: Any = DirectoryActor

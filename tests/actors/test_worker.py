@@ -75,9 +75,13 @@ class ProbedWorker(Worker):
         self._may_copy.set()
         del self._exchange.export
 
-    async def block(self, blocked_s: float) -> None:
-        """Keeps the engine's thread in one turn for so long."""
-        self._thread.call(lambda _: threading.Event().wait(blocked_s))
+    async def block(self) -> None:
+        """Keeps the engine's thread in one turn until `unblock`."""
+        self._unblocked = threading.Event()
+        self._thread.call(lambda _: self._unblocked.wait())
+
+    async def unblock(self) -> None:
+        self._unblocked.set()
 
 
 class PlainPuller:
@@ -116,7 +120,14 @@ class Cell:
         roles: tuple[Role, ...] = ("prefill", "decode")
         for role in roles:
             settings = WorkerSettings(
-                MODEL, role, ENGINE, 1, lease_s=30.0, fetch_timeout_s=5.0, owner_silence_s=SILENCE_S
+                MODEL,
+                role,
+                ENGINE,
+                1,
+                lease_s=30.0,
+                fetch_timeout_s=30.0,
+                pull_timeout_s=30.0,
+                owner_silence_s=SILENCE_S,
             )
             self.workers[role] = actor.remote(role, settings)
         for role in roles:
@@ -388,6 +399,7 @@ def test_a_tail_whose_prefix_is_gone_is_freed_and_computed_again(cell: Cell, pre
 def test_requests_of_an_ingress_that_fell_silent_are_freed_wherever_they_are(
     cell: Cell, prefill: Client, decode: Client
 ) -> None:
+    silent = {role: cell.stats(role).get("lost_ingresses", 0) for role in cell.workers}
     for role, client in (("prefill", prefill), ("decode", decode)):
         # It would go on for longer than the silence.
         running = client.submit(client.request(make_prompt(70, seed=7, vocab=200), max_tokens=3900))
@@ -395,7 +407,13 @@ def test_requests_of_an_ingress_that_fell_silent_are_freed_wherever_they_are(
         assert cell.held()[f"{role}.live_requests"] == 1
     request, _ = handed_over(prefill, make_prompt(100, seed=8, vocab=200))
     assert cell.held()["tails"] == 1
-    cell.wait_free(4 * SILENCE_S)
+    for role, before in silent.items():  # each has noticed by itself, also where its request is at its end by then
+        wait_until(
+            lambda role=role, before=before: cell.stats(role).get("lost_ingresses", 0) > before,
+            30.0,
+            "nobody misses it",
+        )
+    cell.wait_free()
     # It was only slow, and is told so.
     for client in (prefill, decode):
         client.collect(0.0)
@@ -424,7 +442,7 @@ def test_a_worker_that_was_stopped_for_a_while_goes_on_with_its_requests(cell: C
 
 def test_a_blocked_engine_shows_in_the_health_check_and_is_well_afterwards(cell: Cell, prefill: Client) -> None:
     ray.get(prefill.worker.check_health.remote(0.5), timeout=30)
-    prefill.worker.block.remote(3.0)
+    prefill.worker.block.remote()
 
     def is_stalled() -> bool:
         try:
@@ -433,7 +451,8 @@ def test_a_blocked_engine_shows_in_the_health_check_and_is_well_afterwards(cell:
             return "has been running" in str(error)
         return False
 
-    wait_until(is_stalled, 3.0, "the health check does not notice")
+    wait_until(is_stalled, 30.0, "the health check does not notice")
+    prefill.worker.unblock.remote()
     request = prefill.submit(prefill.request(make_prompt(70, seed=10, vocab=200)))
     assert prefill.wait_end(request).finish_reason == FINISH_LENGTH
     ray.get(prefill.worker.check_health.remote(0.5), timeout=30)

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,12 +12,30 @@ from ray import serve
 
 from app import builder
 from app.serve_config import GRPC_SERVICER
+from tests.keyed_app import KeyedApp, Keys, deployed_with_keys
 from tests.openai_app import ARGS as openai_app_args
 from tests.openai_app import OpenAIApp
 from tests.running_app import APP_NAME, Deploy, RunningApp
 
 if TYPE_CHECKING:
     from tests.reference_text import ReferenceText
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of an app that several files share come one after the other, so that it is deployed once."""
+    here = [number for number, item in enumerate(items) if item.path.parent == FOLDER]
+    for number, item in zip(here, sorted((items[number] for number in here), key=shared_app), strict=True):
+        items[number] = item
+
+
+def shared_app(item: pytest.Item) -> int:
+    """Which one a test uses, 0 for none. A file that deploys the OpenAI tests' app itself is last at it."""
+    if getattr(getattr(item, "module", None), "ARGS", None) is openai_app_args:
+        return 2
+    fixtures = getattr(item, "fixturenames", ())
+    return 3 if "openai_app" in fixtures else 1 if "keyed_app" in fixtures else 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +101,18 @@ def openai_app(deploy: Deploy) -> Iterator[OpenAIApp]:
     """The app that the OpenAI tests share, with the official client."""
     app = OpenAIApp.of(deploy(openai_app_args))
     with app.client:
+        yield app
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys.made_in(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def keyed_app(deploy: Deploy, keys: Keys) -> Iterator[KeyedApp]:
+    """The app that the tests of API keys share."""
+    with deployed_with_keys(deploy, keys) as app:
         yield app
 
 

@@ -21,6 +21,8 @@ def run_tests(file: Path, expected: str) -> None:
         environment |= {
             "RAY_TMPDIR": folder,
             "RAY_AUTH_MODE": "disabled",
+            "RAY_worker_niceness": "0",
+            "RAY_health_check_period_ms": "500",  # a node is lost after five of them
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]),
         }

@@ -28,12 +28,6 @@ ARGS: dict[str, Any] = {
 }  # fmt: skip
 """Blocks of 128 KiB, so that tails are objects too; a step computes so little that a long prompt takes a while."""
 
-SLOWDOWN = 20.0
-"""By what factor a request may take longer after a storm than before it: a hang is far above, a busy machine below."""
-
-STORM_FREE_LIMIT_S = 2.0
-"""Twice the second that is promised, since the test has to ask everybody: 0.2 s as a rule."""
-
 
 @pytest.fixture
 def app(deploy: Deploy) -> RunningApp:
@@ -46,15 +40,13 @@ def prompt(length: int, seed: int) -> tuple[int, ...]:
     return make_prompt(length, seed, vocab=250)
 
 
-def timed(app: RunningApp, seed: int) -> float:
-    started_s = time.monotonic()
+def assert_answers(app: RunningApp, seed: int) -> None:
     answered = ask(app.base_url, prompt(200, seed), 16)
     assert (answered.status, len(answered.tokens), answered.finish_reason) == (200, 16, "length")
-    return time.monotonic() - started_s
 
 
 def test_two_hundred_requests_all_aborted_leave_nothing_behind(app: RunningApp) -> None:
-    before_s = max(timed(app, seed) for seed in range(3))
+    assert_answers(app, 98)
     members = app.members()
     rng = random.Random(12)
     open_: list[Asked] = []
@@ -72,8 +64,8 @@ def test_two_hundred_requests_all_aborted_leave_nothing_behind(app: RunningApp) 
             open_.pop(rng.randrange(len(open_))).leave()
     for asked in open_:
         asked.leave()
-    wait_free(app, STORM_FREE_LIMIT_S)
-    assert timed(app, 99) < SLOWDOWN * before_s
+    wait_free(app)
+    assert_answers(app, 99)
     assert app.get("/health")[0] == 200
     assert app.members() == members
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -11,58 +10,17 @@ import openai
 import pytest
 from starlette.routing import Route
 
-from app.api_keys import new_key
 from app.grpc_api import inference_pb2
 from app.grpc_api.inference_pb2 import GenerateRequest
 from app.ingress import http
 from tests.grpc_app import LIMIT_S, grpc_client, refusal
-from tests.openai_app import OpenAIApp, RawAnswer, cached_tokens, send
-from tests.running_app import Deploy, RunningApp, small_roles, wait_until
+from tests.keyed_app import BLOCK_TOKENS, KeyedApp
+from tests.openai_app import OpenAIApp, cached_tokens
+from tests.running_app import wait_until
 
 pytestmark = pytest.mark.cluster
 
-BLOCK_TOKENS = 16
 PROMPT = "a prompt of more than three blocks, byte by byte, and so on"
-
-
-@dataclass(frozen=True)
-class KeyedApp:
-    app: RunningApp
-    alice: OpenAIApp
-    bob: OpenAIApp
-    alices_key: str
-    bobs_key: str
-    carols_key: str
-
-    def send(self, method: str, path: str, authorization: str | None = None) -> RawAnswer:
-        headers = {} if authorization is None else {"Authorization": authorization}
-        return send(self.app.base_url, method, path, b"{}" if method != "GET" else b"", headers)
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str, str]:
-    """(key file, alice's key, bob's key, that of carol, who may have one request at a time)"""
-    file = tmp_path_factory.mktemp("keys") / "keys.txt"
-    (alice, first), (bob, second), (carol, third) = (new_key(name) for name in ("alice", "bob", "carol"))
-    file.write_text(f"# who may come in\n{first}\n{second}\n{third} max_inflight=1\n", encoding="utf-8")
-    return str(file), alice, bob, carol
-
-
-@pytest.fixture(scope="module")
-def keyed(deploy: Deploy, keys: tuple[str, str, str, str]) -> Iterator[KeyedApp]:
-    file, alice, bob, carol = keys
-    roles = small_roles()
-    app = deploy(
-        {
-            "model": "random/llama-2x4",
-            "engine": {"block_tokens": BLOCK_TOKENS},
-            **roles,
-            "ingress": {**roles["ingress"], "api_keys_file": file},
-        }
-    )
-    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice, bob, carol)
-    with keyed.alice.client, keyed.bob.client:
-        yield keyed
 
 
 def leaves(routes: Iterable[Any]) -> Iterator[Route]:
@@ -92,11 +50,11 @@ def test_the_app_has_the_routes_that_are_walked() -> None:
 @pytest.mark.parametrize(("method", "path"), [*ROUTES, ("GET", "/nowhere"), ("POST", "/health"), ("GET", "/health/")])
 @pytest.mark.parametrize("authorization", [None, "Bearer eq-wrong", "Bearer", "Basic KEY", "KEY"])
 def test_without_a_right_key_only_liveness_answers(
-    keyed: KeyedApp, method: str, path: str, authorization: str | None
+    keyed_app: KeyedApp, method: str, path: str, authorization: str | None
 ) -> None:
     if authorization is not None:
-        authorization = authorization.replace("KEY", keyed.alices_key)
-    answer = keyed.send(method, path, authorization)
+        authorization = authorization.replace("KEY", keyed_app.keys.alice)
+    answer = keyed_app.send(method, path, authorization)
     if path == "/health":
         assert answer.status == (200 if method in ("GET", "HEAD") else 405)
         return
@@ -116,34 +74,34 @@ GRPC_CALLS = sorted(
 @pytest.mark.parametrize(("name", "kind"), GRPC_CALLS)
 @pytest.mark.parametrize("authorization", [None, "Bearer eq-wrong", "Bearer", "Basic KEY", "KEY"])
 def test_no_grpc_method_answers_without_a_right_key(
-    keyed: KeyedApp, name: str, kind: type[Any], authorization: str | None
+    keyed_app: KeyedApp, name: str, kind: type[Any], authorization: str | None
 ) -> None:
-    metadata = [] if authorization is None else [("authorization", authorization.replace("KEY", keyed.alices_key))]
-    with grpc_client(keyed.app.grpc_target) as stub:
+    metadata = [] if authorization is None else [("authorization", authorization.replace("KEY", keyed_app.keys.alice))]
+    with grpc_client(keyed_app.app.grpc_target) as stub:
         code, said = refusal(lambda: getattr(stub, name)(kind(), metadata=metadata, timeout=LIMIT_S))
     assert (code, said[:29]) == (grpc.StatusCode.UNAUTHENTICATED, "No valid API key was given. S")
     assert "eq-wrong" not in said
 
 
-def test_grpc_knows_the_keys_and_their_caches(keyed: KeyedApp) -> None:
-    request = GenerateRequest(model=keyed.alice.model, prompt=PROMPT.upper(), max_tokens=2, temperature=0.0)
+def test_grpc_knows_the_keys_and_their_caches(keyed_app: KeyedApp) -> None:
+    request = GenerateRequest(model=keyed_app.alice.model, prompt=PROMPT.upper(), max_tokens=2, temperature=0.0)
     warm = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-    with grpc_client(keyed.app.grpc_target) as stub:
+    with grpc_client(keyed_app.app.grpc_target) as stub:
 
         def cached(key: str) -> int:
             answer = stub.Generate(request, metadata=[("authorization", f"Bearer {key}")], timeout=LIMIT_S)
             return int(answer.usage.cached_tokens)
 
-        assert [cached(keyed.alices_key), cached(keyed.alices_key), cached(keyed.bobs_key)] == [0, warm, 0]
-    assert cached_tokens(keyed.alice.complete(PROMPT.upper(), max_tokens=2)) == warm
+        assert [cached(keyed_app.keys.alice), cached(keyed_app.keys.alice), cached(keyed_app.keys.bob)] == [0, warm, 0]
+    assert cached_tokens(keyed_app.alice.complete(PROMPT.upper(), max_tokens=2)) == warm
 
 
-def test_a_key_with_one_request_at_a_time(keyed: KeyedApp) -> None:
+def test_a_key_with_one_request_at_a_time(keyed_app: KeyedApp) -> None:
     """A stream holds it until it is over, or left."""
-    carol = OpenAIApp.of(keyed.app, keyed.carols_key)
+    carol = OpenAIApp.of(keyed_app.app, keyed_app.keys.carol)
     request = GenerateRequest(model=carol.model, prompt="hi", max_tokens=2)
-    with carol.client, grpc_client(keyed.app.grpc_target) as stub:
-        metadata = [("authorization", f"Bearer {keyed.carols_key}")]
+    with carol.client, grpc_client(keyed_app.app.grpc_target) as stub:
+        metadata = [("authorization", f"Bearer {keyed_app.keys.carol}")]
         stream = carol.complete("go on", max_tokens=2000, ignore_eos=True, stream=True)
         next(iter(stream))
         with pytest.raises(openai.RateLimitError) as caught:
@@ -152,7 +110,7 @@ def test_a_key_with_one_request_at_a_time(keyed: KeyedApp) -> None:
         code, said = refusal(lambda: stub.Generate(request, metadata=metadata, timeout=LIMIT_S))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "1 requests at a time" in said
-        assert keyed.alice.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
+        assert keyed_app.alice.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
         stream.close()
         wait_until(lambda: not is_refused(carol), LIMIT_S, "the stream that was left still counts")
 
@@ -165,39 +123,39 @@ def is_refused(app: OpenAIApp) -> bool:
     return False
 
 
-def test_with_a_right_key_everything_answers(keyed: KeyedApp) -> None:
+def test_with_a_right_key_everything_answers(keyed_app: KeyedApp) -> None:
     for method, path in ROUTES:
-        assert keyed.send(method, path, f"Bearer {keyed.alices_key}").status not in (401, 403)
-    for client in (keyed.alice, keyed.bob):
+        assert keyed_app.send(method, path, f"Bearer {keyed_app.keys.alice}").status not in (401, 403)
+    for client in (keyed_app.alice, keyed_app.bob):
         assert client.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
 
 
-def test_the_official_client_is_told(keyed: KeyedApp) -> None:
+def test_the_official_client_is_told(keyed_app: KeyedApp) -> None:
     with pytest.raises(openai.AuthenticationError) as caught:
-        OpenAIApp.of(keyed.app, "eq-wrong")
+        OpenAIApp.of(keyed_app.app, "eq-wrong")
     assert caught.value.code == "invalid_api_key"
     assert "eq-wrong" not in str(caught.value)
 
 
-def test_two_keys_share_no_cached_prefix(keyed: KeyedApp) -> None:
+def test_two_keys_share_no_cached_prefix(keyed_app: KeyedApp) -> None:
     warm = (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     assert warm > 0
     got = [
         cached_tokens(client.complete(PROMPT, max_tokens=2))
-        for client in (keyed.alice, keyed.alice, keyed.bob, keyed.bob, keyed.alice)
+        for client in (keyed_app.alice, keyed_app.alice, keyed_app.bob, keyed_app.bob, keyed_app.alice)
     ]
     assert got == [0, warm, 0, warm, warm]
 
 
-def test_a_salt_of_the_clients_own_parts_its_cache_further(keyed: KeyedApp) -> None:
+def test_a_salt_of_the_clients_own_parts_its_cache_further(keyed_app: KeyedApp) -> None:
     prompt = PROMPT[::-1]
     warm = (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
     def cached(client: OpenAIApp, salt: str | None) -> int:
         return cached_tokens(client.complete(prompt, max_tokens=2, **({"cache_salt": salt} if salt else {})))
 
-    assert [cached(keyed.alice, None), cached(keyed.alice, None)] == [0, warm]
-    assert [cached(keyed.alice, "tenant 1"), cached(keyed.alice, "tenant 1")] == [0, warm]
-    assert [cached(keyed.alice, "tenant 2"), cached(keyed.alice, None)] == [0, warm]
+    assert [cached(keyed_app.alice, None), cached(keyed_app.alice, None)] == [0, warm]
+    assert [cached(keyed_app.alice, "tenant 1"), cached(keyed_app.alice, "tenant 1")] == [0, warm]
+    assert [cached(keyed_app.alice, "tenant 2"), cached(keyed_app.alice, None)] == [0, warm]
     # Nobody reaches into another key's cache by its salt.
-    assert [cached(keyed.bob, "tenant 1"), cached(keyed.bob, "tenant 1")] == [0, warm]
+    assert [cached(keyed_app.bob, "tenant 1"), cached(keyed_app.bob, "tenant 1")] == [0, warm]

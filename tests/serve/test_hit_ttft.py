@@ -11,6 +11,7 @@ import pytest
 from load_tests import hit_ttft
 from load_tests.hit_states import STATES
 from load_tests.page_cache import PagesKeptError, drop_pages
+from tests.openai_app import OpenAIApp
 from tests.running_app import Deploy, small_roles
 
 pytestmark = pytest.mark.cluster
@@ -19,12 +20,12 @@ PREFIX_TOKENS = 320
 IDS = ("--token-ids", "3", "250")
 
 
-def args(folder: Path, **store: Any) -> dict[str, Any]:
+def args(folder: Path) -> dict[str, Any]:
     return {
         "model": "random/llama-8x8",  # 4 KiB of KV a token
         "engine": {"dtype": "float32", "block_tokens": 16, "kv_cache_blocks": 32, "max_batch_tokens": 64},
         **small_roles(),
-        "store": {"dram_gib": 0.012, "disk": {"limit_gib": 0.08, "folder": str(folder)}, **store},
+        "store": {"dram_gib": 0.012, "disk": {"limit_gib": 0.08, "folder": str(folder)}},
     }
 
 
@@ -60,9 +61,13 @@ def test_every_state_is_brought_about_and_proven(
     assert "| disk hit |" in markdown.read_text()
     assert str(tmp_path) not in markdown.read_text()
 
-    # A prefix that the pool does not hold cannot be measured, and nor can an app without a disk.
+    # A prefix that the pool does not hold cannot be measured.
     assert hit_ttft.main([app.base_url, "--disk-folder", str(folder), "--prefix-tokens", "600", *IDS]) == 1
     assert "give engine.kv_cache_blocks of at least 40" in capsys.readouterr().err
-    app = deploy(args(folder, disk={"limit_gib": 0.0}))
-    assert hit_ttft.main([app.base_url, "--disk-folder", str(folder), "--quick", *IDS]) == 1
+
+
+def test_an_app_without_a_disk_cannot_be_measured(
+    openai_app: OpenAIApp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hit_ttft.main([openai_app.app.base_url, "--disk-folder", str(tmp_path), "--quick", *IDS]) == 1
     assert "0 of them with a disk tier" in capsys.readouterr().err

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
 from actors.addresses import address_of
-from app.api_keys import ApiKeys, derive_salt, new_key
+from app.api_keys import ApiKeys, derive_salt
 from kv.keys import block_keys
 from kv.wire import pack_keys
 from tests.app_insides import directory, store_stats
 from tests.engine_driver import make_prompt
+from tests.keyed_app import BLOCK_TOKENS, KeyedApp
 from tests.openai_app import OpenAIApp, cached_tokens
-from tests.running_app import Deploy, RunningApp, small_roles, wait_until
+from tests.running_app import RunningApp, wait_until
 
 pytestmark = pytest.mark.cluster
 
-BLOCK = 16
 BLOCKS = 10
 
 
@@ -36,50 +34,39 @@ class Tenants:
         """(cached tokens of the answer, blocks that are stored since)"""
         before = store_stats()["directory"]["num_blocks"]
         answer = self.clients[name].complete(list(prompt), max_tokens=4, ignore_eos=True, **more)
-        wait_until(lambda: self.app.total("tracked_requests") == 0, 30.0, "something is still being stored")
+        self.wait_stored()
         return cached_tokens(answer), store_stats()["directory"]["num_blocks"] - before
+
+    def wait_stored(self) -> None:
+        wait_until(lambda: self.app.total("tracked_requests") == 0, 30.0, "something is still being stored")
 
     def visible(self, name: str, prompt: tuple[int, ...]) -> int:
         """Blocks of a prompt that are stored for a tenant."""
         principal = self.keys.authenticate(f"Bearer {self.secrets[name]}")
         assert principal is not None
         fingerprint = address_of(self.app.members()[0]).facts.fingerprint
-        keys = block_keys(prompt, BLOCK, fingerprint, derive_salt(principal.salt, None))
+        keys = block_keys(prompt, BLOCK_TOKENS, fingerprint, derive_salt(principal.salt, None))
         num_blocks: int = ray.get(directory().match_blocks.remote(pack_keys(keys)), timeout=30)
         return num_blocks
 
 
-@pytest.fixture(scope="module")
-def key_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    file = tmp_path_factory.mktemp("keys") / "keys"
-    made = {name: new_key(name) for name in ("alice", "bob")}
-    file.write_text("".join(f"{line}\n" for _, line in made.values()), "utf-8")
-    return file, {name: secret for name, (secret, _) in made.items()}
-
-
 @pytest.fixture
-def tenants(deploy: Deploy, key_file: tuple[Path, dict[str, str]]) -> Iterator[Tenants]:
-    file, secrets = key_file
-    roles = small_roles()
-    app = deploy(
-        {
-            "model": "random/llama-2x4",
-            "engine": {"dtype": "float32", "block_tokens": BLOCK},
-            **roles,
-            "ingress": {**roles["ingress"], "api_keys_file": str(file)},
-        }
+def tenants(keyed_app: KeyedApp) -> Tenants:
+    tenants = Tenants(
+        keyed_app.app,
+        {"alice": keyed_app.alice, "bob": keyed_app.bob},
+        {"alice": keyed_app.keys.alice, "bob": keyed_app.keys.bob},
+        ApiKeys.load(keyed_app.keys.file),
     )
-    clients = {name: OpenAIApp.of(app, secret) for name, secret in secrets.items()}
-    yield Tenants(app, clients, secrets, ApiKeys.load(file))
-    for client in clients.values():
-        client.client.close()
+    tenants.wait_stored()
+    return tenants
 
 
 def prompt(seed: int) -> tuple[int, ...]:
-    return make_prompt(BLOCKS * BLOCK + 3, seed, vocab=250)
+    return make_prompt(BLOCKS * BLOCK_TOKENS + 3, seed, vocab=250)
 
 
-HIT = (BLOCKS * BLOCK, 0)
+HIT = (BLOCKS * BLOCK_TOKENS, 0)
 NEW = (0, BLOCKS)
 """Nothing was cached, and all blocks were stored anew."""
 

@@ -28,6 +28,7 @@ ARGS: dict[str, Any] = {
     "model": MODEL,
     "served_model_name": SERVED,
     "engine": {"dtype": "float32", "block_tokens": 32, "kv_cache_blocks": 384, "max_batch_tokens": 64},
+    "store": {"lease_s": 6.0},  # what a killed worker had leased is held for so long
     **small_roles(prefill=2),
 }
 BACK_LIMIT_S = 120.0

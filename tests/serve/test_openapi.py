@@ -117,7 +117,7 @@ def test_the_document_is_served(app: RunningApp) -> None:
 
 @api.parametrize()
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,

@@ -11,13 +11,13 @@ from load_tests.client import first_model
 from load_tests.measured_run import LoadOptions, send_all
 from load_tests.worker_work import ask_work, work_between, work_figures
 from load_tests.workloads import Workload, draw_requests
-from tests.running_app import Deploy, small_roles
+from tests.openai_app import OpenAIApp
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
 
-def test_what_workers_computed_is_what_was_sent(deploy: Deploy) -> None:
-    app = deploy({"model": "random/llama-4x8x2", "engine": {"dtype": "float32"}, **small_roles()})
+def test_what_workers_computed_is_what_was_sent(openai_app: OpenAIApp) -> None:
+    app = openai_app.app
     workload = Workload("w", requests=3, unique_tokens=50, output_tokens=2)
     requests = draw_requests(workload, 1, token_ids=range(3, 250))
     options = LoadOptions()

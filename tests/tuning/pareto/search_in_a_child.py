@@ -13,10 +13,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-
 from tests.tuning.pareto.small_problems import NAMES, SPACE, limited
+from tuning.job.journal import open_journal
 from tuning.pareto.evaluation import Evaluation
 from tuning.pareto.result import SearchResult
 from tuning.pareto.search import run_search
@@ -49,7 +47,7 @@ def search(journal: Path, calls: Path, kill_at: int = 0) -> SearchResult:
             objective_names=NAMES,
             constraint_names=("ttft", "cost"),
             executor=executor,
-            storage=JournalStorage(JournalFileBackend(str(journal))),
+            storage=open_journal(journal),  # without the lock that a killed one has left
             study_name="cache",
         )
 

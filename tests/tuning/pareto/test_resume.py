@@ -9,12 +9,11 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tests.tuning.pareto.search_in_a_child import BUDGET, search
 from tests.tuning.pareto.small_problems import NAMES, SPACE, limited, smooth
+from tuning.job.journal import open_journal
 from tuning.pareto.search import run_search
 from tuning.pareto.trials import trial_key
 
@@ -32,7 +31,7 @@ def killed_search(journal: Path, calls: Path, kill_at: int) -> None:
 
 
 def told(journal: Path) -> set[str]:
-    study = optuna.load_study(study_name="cache", storage=JournalStorage(JournalFileBackend(str(journal))))
+    study = optuna.load_study(study_name="cache", storage=open_journal(journal))
     return {str(trial_key(SPACE, trial)) for trial in study.get_trials(states=(TrialState.COMPLETE,))}
 
 

@@ -357,7 +357,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (b"\n \r\n", "the file is empty"),
-        (gzip.compress(b""), "the file is empty"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
         (HEADER.encode(), "there is no request in it"),
         (b"Timestamp,Model,Request tokens\n5,x,1", "line 1 is 'Timestamp,Model,Request tokens': none of the formats"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:07cedc9e\n", "a pointer of Git LFS"),
