@@ -15,13 +15,12 @@ settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: a process has one Ray cluster, and an app is deployed
-    there for many tests, so the tests of the whole app stay in one process, and what else uses Ray in one."""
+    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: what uses Ray stays in one process, since a process has
+    one cluster, where an app is deployed for many tests, and two clusters that start at once take each other's ports."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("cluster"):
-                group = "serve" if item.path.parent.name == "serve" else "cluster"
-                item.add_marker(pytest.mark.xdist_group(group))
+                item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
 @pytest.fixture(scope="session")
