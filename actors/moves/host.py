@@ -4,8 +4,10 @@ it has another one (`head_service`)."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from actors.engine.engine import Engine
 from actors.engine.grants import Grant
@@ -68,7 +70,10 @@ class MoveHost:
                 logger.error("a question of worker %s failed", question.peer, exc_info=error)
             question.refuse(f"{type(error).__name__}: {error}")
 
-        self._thread.call(lambda engine: work(engine, question)).add_done_callback(done)
+        # Maybe after what the home asks for later: it changes nothing that its steps need before they have come back.
+        is_stage = question.message.kind == Kind.STAGE
+        call = self._thread.call_hosted if is_stage else self._thread.call
+        call(lambda engine: work(engine, question)).add_done_callback(done)
 
     def close(self) -> None:
         """Ends its thread; questions for heads are not answered any more."""
@@ -90,8 +95,12 @@ def _check_version(hosted: HostedInstance, question: Question) -> None:
 
 def _run_stage(engine: Engine, question: Question) -> Reply:
     hosted = _hosted(engine, question)
-    work = decode_work(question.message.meta, question.message.tensors, hosted.limits)
-    return encode_done(hosted.run_checked(work))
+    work, counters = decode_work(question.message.meta, question.message.tensors, hosted.limits), engine.counters
+    started_s = time.perf_counter()
+    done = hosted.run_checked(work)
+    stage_s = time.perf_counter() - started_s
+    counters.count_hosted(stage_s)
+    return encode_done(replace(done, stage_us=round(stage_s * 1e6), host_step_us=round(counters.recent_step_s * 1e6)))
 
 
 def _grant(engine: Engine, question: Question) -> Reply:
