@@ -49,10 +49,15 @@ class _Tally:
 
 
 class LayerMoves:
-    """Moves layers and heads of this worker's instance, one move at a time. Used from the worker's event loop."""
+    """Moves layers and heads of this worker's instance, one move at a time. Used from the worker's event loop.
 
-    def __init__(self, home: InstanceHome) -> None:
+    Args:
+        drops_cached: KV that no request refers to is forgotten, and does not move: the store has it.
+    """
+
+    def __init__(self, home: InstanceHome, *, drops_cached: bool = False) -> None:
         self._home = home
+        self._drops_cached = drops_cached
         self.checksums: dict[int, bytes] = {}
         """Of the weights of each layer that has left."""
 
@@ -223,11 +228,15 @@ class LayerMoves:
 
     def _early_blocks(self, engine: Engine) -> list[int]:
         """Full blocks, which are copied while the instance serves."""
+        if self._drops_cached:
+            engine.blocks.drop_cached()
         return engine.blocks.findable()
 
     def _late_blocks(self, engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:
         """Blocks with content that were not copied early, or were written after that."""
         copied = set(early).difference(written)
+        if self._drops_cached:
+            engine.blocks.drop_cached(spared=copied)
         return [block for block in engine.blocks.occupied() if block not in copied]
 
     async def _chunks(self, lanes: Sequence[Lane], blocks: Sequence[int]) -> list[PageChunk]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,10 @@ from migrate.links.calls import Answer
 from migrate.moves import LayerMove
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
+from tests.actors.moves.unnoticed import PROMPTS
+from tests.engine_driver import greedy
 from tests.link_ends import WAIT_S
+from tests.reference import assert_greedy, load_reference
 
 OUT = LayerMove("home", 2, 1, "home", "host")
 CHUNK = PageChunk(((2, 0), (2, 1)), (3, 5))
@@ -83,3 +87,26 @@ def test_what_was_given_back_is_not_written_to(pair: tuple[LinkedWorker, LinkedW
     with pytest.raises(QuestionFailedError, match="nothing of instance 'home' is hosted here"):
         ask(home, Kind.WRITE_PAGES, encode_chunk(CHUNK), pages(home))
     assert torch.equal(host.engine.loaded.arena.pages, before)
+
+
+@pytest.mark.parametrize("drops_cached", [False, True])
+def test_kv_that_no_request_refers_to_stays_behind_where_the_store_has_it(
+    drops_cached: bool, make_worker: MakeWorker, family_folder: Callable[[str], Path]
+) -> None:
+    home, host = make_worker("home"), make_worker("host")
+    join(home, host)
+    home.start(PROMPTS, greedy(4))
+    home.wait()
+    cached = home.engine.blocks.num_cached
+    assert cached > 0
+    moves = moves_of(home, drops_cached=drops_cached)
+    for move in (OUT, LayerMove("home", 2, 1, "host", "home")):
+        report = asyncio.run(moves.make(move))
+        lanes = home.engine.loaded.spec.num_kv_heads
+        assert report.kv_bytes == (0 if drops_cached else cached * lanes * home.engine.loaded.layout.page_bytes)
+    assert home.engine.blocks.num_cached == (0 if drops_cached else cached)
+    home.start(PROMPTS, greedy(4))
+    answers = home.wait()
+    assert_greedy(load_reference(family_folder("llama")), PROMPTS, answers[: len(PROMPTS)])
+    assert answers[len(PROMPTS) :] == answers[: len(PROMPTS)]
+    assert (home.engine.counters.cached_prompt_tokens == 0) == drops_cached
