@@ -164,7 +164,6 @@ class EngineThread:
                 if engine.num_in_flight == 0:
                     calls += self._drained_inbox
                     self._drained_inbox.clear()
-                hosted = self._hosted_inbox.popleft() if self._hosted_inbox else None
                 is_held = self._num_holds > 0
                 may_begin = not (self._drained_inbox or is_held)
             self._turn_since_s = time.monotonic()
@@ -173,8 +172,7 @@ class EngineThread:
             has_begun, result = self._run_steps(may_begin)
             blocked = not has_begun and result.is_empty and not is_held
             self._on_turn(engine, result)
-            if hosted is not None:
-                self._make(hosted)
+            self._run_hosted()
             if engine.num_live_requests == 0:
                 self._check_idle()
             self._turn_since_s = None
@@ -189,6 +187,12 @@ class EngineThread:
             self._wake.wait()
         if has_slept and engine.num_in_flight:
             engine.counters.awaited_s += time.perf_counter() - since_s
+
+    def _run_hosted(self) -> None:
+        with self._wake:
+            hosted = self._hosted_inbox.popleft() if self._hosted_inbox else None
+        if hosted is not None:
+            self._make(hosted)
 
     def _make(self, call: _Call) -> None:
         function, future = call

@@ -99,7 +99,9 @@ def test_a_step_that_breaks_ends_its_requests_and_the_engine_goes_on(run: Run) -
 
 def test_a_thread_that_fails_says_so_and_takes_no_more_calls(run: Run) -> None:
     run.turn_fails = RuntimeError("cannot report")
-    run.thread.call(lambda engine: engine.add(run.request("a")))
+    stage = run.thread.call_hosted(lambda engine: engine.num_live_requests)
+    with pytest.raises(EngineStoppedError):
+        stage.result(LIMIT_S)
     assert run.failed.wait(LIMIT_S)
     assert "cannot report" in (run.thread.failure or "")
     with pytest.raises(EngineStoppedError):
