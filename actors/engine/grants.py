@@ -17,7 +17,7 @@ from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane, LaneTable
 from actors.engine.layer_memory import OWN_INSTANCE
 from actors.engine.loading import LoadedModel
-from actors.engine.module_transfer import PageChunk, read_chunk
+from actors.engine.module_transfer import PageChunk, read_chunk, read_weights
 from actors.engine.room import GrantRefusedError, OwnMemory, Room
 from actors.engine.scheduler import Scheduler
 
@@ -118,6 +118,11 @@ class Grants:
         """Pages of own lanes: see `read_chunk`. From any thread, while steps go on."""
         with self.lock:
             return read_chunk(self._loaded.arena, self._loaded.lanes, chunk)
+
+    def read_own_weights(self, layer: int) -> tuple[torch.Tensor, bytes]:
+        """Of a layer that is at home: see `read_weights`. From any thread."""
+        with self.lock:
+            return read_weights(self._loaded.layer_memory, layer)
 
     def fair_blocks(self, instance: str, lanes: Collection[Lane], layers: Collection[int], live_blocks: int) -> int:
         """Blocks of each lane of another's instance, those it has here and `lanes`, if the memory of these and of the

@@ -18,7 +18,7 @@ from actors.engine.engine import Engine
 from actors.engine.grants import BlocksWanted
 from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane
-from actors.engine.module_transfer import PageChunk, page_chunks, read_weights
+from actors.engine.module_transfer import PageChunk, page_chunks
 from actors.engine.room import GrantRefusedError
 from actors.moves.instance_home import InstanceHome, QuestionFailedError
 from actors.moves.questions import (
@@ -187,12 +187,10 @@ class LayerMoves:
         return lanes_of(move.layers, self._home.placement.num_kv_heads)
 
     async def _note_checksum(self, layer: int) -> None:
-        memory = await self._home.engine(lambda engine: engine.loaded.layer_memory)
-        _, self.checksums[layer] = await asyncio.to_thread(read_weights, memory, layer)
+        _, self.checksums[layer] = await asyncio.to_thread(self._home.grants.read_own_weights, layer)
 
     async def _send_weights(self, host: str, layer: int, tally: _Tally) -> None:
-        memory = await self._home.engine(lambda engine: engine.loaded.layer_memory)
-        data, checksum = await asyncio.to_thread(read_weights, memory, layer)
+        data, checksum = await asyncio.to_thread(self._home.grants.read_own_weights, layer)
         await self._home.ask(host, Kind.WRITE_WEIGHTS, encode(layer=layer, checksum=checksum.hex()), (data,))
         tally.weight_bytes += data.nbytes
 

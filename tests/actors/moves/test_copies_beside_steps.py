@@ -73,6 +73,16 @@ def test_nothing_that_is_copied_waits_for_a_step_of_the_hosts(pair: tuple[Linked
         assert len(weights) == home.engine.loaded.layer_memory.packed_bytes(2)
 
 
+def test_nothing_that_is_copied_waits_for_a_step_at_home(pair: tuple[LinkedWorker, LinkedWorker]) -> None:
+    home, _ = pair
+    loaded = home.engine.loaded
+    expected = loaded.arena.pages[loaded.lanes.pages(1)[:, [3, 5]]]
+    with in_a_step(home):
+        assert torch.equal(home.home.grants.read_own(PageChunk(((1, 0), (1, 1)), (3, 5))), expected)
+        data, _ = home.home.grants.read_own_weights(1)
+        assert len(data) == loaded.layer_memory.packed_bytes(1)
+
+
 def test_what_was_given_back_is_not_written_to(pair: tuple[LinkedWorker, LinkedWorker]) -> None:
     """Whoever gives a move up may have copies on their way: they find that nothing is theirs any more."""
     home, host = pair
