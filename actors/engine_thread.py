@@ -5,6 +5,9 @@ gave goes out through a callback. With nothing to run the thread sleeps on its i
 
 Where other workers run layers of the engine's, their answers wake it too. Until these come it begins further steps, up
 to the engine's limit; each turn begins at most one step and ends at most one, in their order.
+
+What the engine runs for others (`call_hosted`) has the end of a turn, one a turn: between two steps of the engine's own
+there is at most one stage of another's, and its tokens are out before that.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class EngineThread:
         self._on_failure = on_failure
         self._inbox: deque[_Call] = deque()
         self._drained_inbox: deque[_Call] = deque()
+        self._hosted_inbox: deque[_Call] = deque()
         self._wake = threading.Condition()
         self._num_holds = 0
         self._stopping = False
@@ -68,6 +72,11 @@ class EngineThread:
     def call_drained(self, function: Callable[[Engine], T]) -> Future[T]:
         """`call`, but with no step in flight: none begins before those under way have ended."""
         return self._enqueue(self._drained_inbox, function)
+
+    def call_hosted(self, function: Callable[[Engine], T]) -> Future[T]:
+        """`call`, for layers that another worker's step is to be run through: after the engine's own step, if there is
+        one to be run, and one such call a turn, in their order. Calls that come later may be made before it."""
+        return self._enqueue(self._hosted_inbox, function)
 
     def hold_steps(self) -> Future[None]:
         """No step begins from now on until `resume_steps`, while calls go on; done when none is in flight and no other
@@ -134,9 +143,10 @@ class EngineThread:
         finally:
             with self._wake:
                 self._stopping = True
-                calls = [*self._inbox, *self._drained_inbox]
-                self._inbox.clear()
-                self._drained_inbox.clear()
+                inboxes = self._inbox, self._drained_inbox, self._hosted_inbox
+                calls = [call for inbox in inboxes for call in inbox]
+                for inbox in inboxes:
+                    inbox.clear()
             for _, future in calls:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(EngineStoppedError("the worker is shutting down"))
@@ -146,10 +156,7 @@ class EngineThread:
         engine = self._engine
         while True:
             with self._wake:
-                while not (self._has_call or self._stopping or engine.has_news or engine.is_step_over) and (
-                    blocked or self._num_holds or not engine.can_begin
-                ):
-                    self._wake.wait()
+                self._sleep(blocked)
                 if self._stopping:
                     return
                 calls = list(self._inbox)
@@ -160,22 +167,46 @@ class EngineThread:
                 is_held = self._num_holds > 0
                 may_begin = not (self._drained_inbox or is_held)
             self._turn_since_s = time.monotonic()
-            for function, future in calls:
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(function(engine))
-                    except Exception as error:  # handed to the caller, who knows what it means
-                        future.set_exception(error)
+            for call in calls:
+                self._make(call)
             has_begun, result = self._run_steps(may_begin)
             blocked = not has_begun and result.is_empty and not is_held
             self._on_turn(engine, result)
+            self._run_hosted()
             if engine.num_live_requests == 0:
                 self._check_idle()
             self._turn_since_s = None
 
+    def _sleep(self, blocked: bool) -> None:
+        """Until there is something to do. Time in which other workers had all the steps in flight is counted."""
+        engine, since_s, has_slept = self._engine, time.perf_counter(), False
+        while not (self._has_call or self._stopping or engine.has_news or engine.is_step_over) and (
+            blocked or self._num_holds or not engine.can_begin
+        ):
+            has_slept = True
+            self._wake.wait()
+        if has_slept and engine.num_in_flight:
+            engine.counters.awaited_s += time.perf_counter() - since_s
+
+    def _run_hosted(self) -> None:
+        with self._wake:
+            hosted = self._hosted_inbox.popleft() if self._hosted_inbox else None
+        if hosted is not None:
+            self._make(hosted)
+
+    def _make(self, call: _Call) -> None:
+        function, future = call
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function(self._engine))
+            except Exception as error:  # handed to the caller, who knows what it means
+                future.set_exception(error)
+
     @property
     def _has_call(self) -> bool:
-        return bool(self._inbox or (self._drained_inbox and self._engine.num_in_flight == 0))
+        if self._inbox or self._hosted_inbox:
+            return True
+        return bool(self._drained_inbox and self._engine.num_in_flight == 0)
 
     def _check_idle(self) -> None:
         try:

@@ -258,6 +258,7 @@ class Worker:
             limits,
             deliver=lambda result: self._requests.take_turn(result),
             on_failure=self._fail,
+            store_has_cached=self._settings.share_prefixes,
         )
 
     def _need_moves(self) -> WorkerMoves:

@@ -120,8 +120,9 @@ def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:
 
 def engine_config(engine: EngineSettings, num_gpus: float) -> EngineConfig:
     """The engine's own config from the app's settings, for a worker that Ray gives `num_gpus` GPUs."""
-    values = engine.model_dump(exclude={"kv_cache_gib", "torch_threads"})
+    values = engine.model_dump(exclude={"kv_cache_gib", "torch_threads", "hosted_slice_ms"})
     if engine.device == "auto" and num_gpus == 0:
         values["device"] = "cpu"  # Ray hides no GPU from an actor that asked for none, so torch would see them all
     kv_cache_bytes = None if engine.kv_cache_gib is None else int(engine.kv_cache_gib * _GIB)
-    return EngineConfig(**values, kv_cache_bytes=kv_cache_bytes)
+    hosted_slice_s = None if engine.hosted_slice_ms is None else engine.hosted_slice_ms / 1000
+    return EngineConfig(**values, kv_cache_bytes=kv_cache_bytes, hosted_slice_s=hosted_slice_s)

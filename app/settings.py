@@ -83,6 +83,12 @@ class _EngineFields(SettingsBlock):
         description="Steps under way at a time while some layers lie on other workers, so that all of these have "
         "something to compute (mode balanced).",
     )
+    hosted_slice_ms: float | None = Field(
+        default=None,
+        gt=0,
+        description="What another worker may take for its layers of a prompt's chunk, between two steps of its own "
+        "(mode balanced): chunks are made accordingly. null: as long as its own steps take.",
+    )
     max_context_tokens: int | None = Field(
         default=None,
         ge=2,

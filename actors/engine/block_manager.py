@@ -15,7 +15,7 @@ A block is in exactly one of three states, and the counts add up to `num_blocks`
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 class NoFreeBlocksError(Exception):
@@ -117,6 +117,10 @@ class BlockManager:
             if block in self._cached:
                 del self._cached[block]
                 self._free.append(block)
+
+    def drop_cached(self, spared: Collection[int] = ()) -> None:
+        """Forgets what nobody refers to, but for blocks that are `spared`."""
+        self.forget([block for block in self._cached if block not in spared])
 
     def grow(self, count: int) -> None:
         """Adds `count` free blocks: a lane left, and its slabs were dealt to the others."""

@@ -33,6 +33,8 @@ class EngineConfig:
     max_running_requests: int = 64
     max_steps_in_flight: int = 2
     """Steps under way at a time where some layers lie on other workers; 1 where all are here."""
+    hosted_slice_s: float | None = None
+    """What another worker may take for its layers of a prompt's chunk; None: as long as for a step of its own."""
     max_context_tokens: int | None = None
     """None: the model's own limit. Never more than the KV pool holds."""
     attention: str = "auto"
@@ -55,6 +57,8 @@ class EngineConfig:
         for name in ("slab_pages", "early_export_bytes", "max_steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.hosted_slice_s is not None and self.hosted_slice_s <= 0:
+            raise ConfigError(f"hosted_slice_s is {self.hosted_slice_s}; it must be above 0, or None")
         self.scheduler_settings(self.block_tokens or 16)
 
     def scheduler_settings(self, block_tokens: int) -> SchedulerSettings:

@@ -37,6 +37,14 @@ class EngineCounters:
     waited_s: float = 0.0
     """Wall time in steps spent waiting for KV that came layer by layer."""
 
+    awaited_s: float = 0.0
+    """Wall time in which other workers had all steps in flight and there was nothing else to do."""
+    hosted_stages: int = 0
+    """Stages of other instances' steps that were run here, and the wall time of these."""
+    hosted_s: float = 0.0
+    recent_step_s: float = 0.0
+    """What a step takes at present: a mean in which one counts a tenth when it has ended, and less from then on."""
+
     prefill_steps: int = 0
     """Steps with prompt chunks, and the tokens of these."""
     prefill_step_tokens: int = 0
@@ -53,6 +61,7 @@ class EngineCounters:
 
     def count_step(self, plan: StepPlan, duration_s: float, waited_s: float, *, turns: int, num_running: int) -> None:
         """A step that has ended well, one of `turns` in which `num_running` requests take turns."""
+        self.recent_step_s += (duration_s - self.recent_step_s) * (0.1 if self.steps else 1.0)
         self.steps += 1
         self.busy_s += duration_s
         self.waited_s += waited_s
@@ -64,6 +73,11 @@ class EngineCounters:
             self.decode_steps += 1
             self.decode_step_rows += rows
             self.decoding_requests += min(turns * rows, max(rows, num_running))
+
+    def count_hosted(self, stage_s: float) -> None:
+        """A stage of another instance's step."""
+        self.hosted_stages += 1
+        self.hosted_s += stage_s
 
     def count_chunk(self, chunk: Chunk) -> None:
         """To be called before the chunk's tokens count as computed."""

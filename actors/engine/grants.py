@@ -10,11 +10,14 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from actors.engine.exports import EarlyExports
 from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane, LaneTable
 from actors.engine.layer_memory import OWN_INSTANCE
 from actors.engine.loading import LoadedModel
+from actors.engine.module_transfer import PageChunk, read_chunk, read_weights
 from actors.engine.room import GrantRefusedError, OwnMemory, Room
 from actors.engine.scheduler import Scheduler
 
@@ -52,7 +55,8 @@ class Grant:
 class Grants:
     """See the module. `instances` has the hosted ones by the id of their home.
 
-    Another thread may attend with hosted heads meanwhile: whatever changes where these lie holds `lock`.
+    Other threads may attend with hosted heads meanwhile, or copy pages and weights: whatever changes where these lie
+    holds `lock`.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, early_exports: EarlyExports) -> None:
@@ -109,6 +113,16 @@ class Grants:
                 if blocks == wanted.least:
                     raise
             blocks = (blocks + wanted.least) // 2
+
+    def read_own(self, chunk: PageChunk) -> torch.Tensor:
+        """Pages of own lanes: see `read_chunk`. From any thread, while steps go on."""
+        with self.lock:
+            return read_chunk(self._loaded.arena, self._loaded.lanes, chunk)
+
+    def read_own_weights(self, layer: int) -> tuple[torch.Tensor, bytes]:
+        """Of a layer that is at home: see `read_weights`. From any thread."""
+        with self.lock:
+            return read_weights(self._loaded.layer_memory, layer)
 
     def fair_blocks(self, instance: str, lanes: Collection[Lane], layers: Collection[int], live_blocks: int) -> int:
         """Blocks of each lane of another's instance, those it has here and `lanes`, if the memory of these and of the
@@ -226,7 +240,8 @@ class Grants:
     def end_return(self) -> int:
         """See `Engine.lanes_returned`."""
         hosted = self._take_returning(whole=True)
-        self._loaded.lanes.adopt(hosted.lanes, list(hosted.lanes.lanes))
+        with self.lock:
+            self._loaded.lanes.adopt(hosted.lanes, list(hosted.lanes.lanes))
         for layer in hosted.layers:
             self._loaded.model.layers[layer] = self._loaded.layer_memory.weights[layer]
         self._loaded.lanes.deal()
@@ -235,9 +250,11 @@ class Grants:
     def abandon_return(self) -> int:
         """The lanes stay where they are. Returns by how many blocks the pool grew."""
         hosted = self._take_returning(whole=False)
-        hosted.lanes.remove(list(hosted.lanes.lanes))
-        for layer in hosted.layers:
-            self._loaded.layer_memory.release(layer, OWN_INSTANCE)
+        with self.lock:
+            hosted.lanes.remove(list(hosted.lanes.lanes))
+            for layer in hosted.layers:
+                self._loaded.layer_memory.release(layer, OWN_INSTANCE)
+            hosted.layers.clear()
         self._loaded.lanes.deal()
         return self._grow_pool()
 

@@ -5,7 +5,8 @@ granted. Whatever arrives is checked against the grant, so that no work reaches 
 goes wrong is an answer that says so, never an exception: the host's own requests have nothing to do with it.
 
 Layers are run in the engine's thread, between its own steps. Heads are attended with in a thread of their own: a step
-asks for them once a layer, and would wait for a step of the host's each time. `Grants.lock` keeps the two apart.
+asks for them once a layer, and would wait for a step of the host's each time. Pages and weights are copied in a third
+one, beside the host's own steps. `Grants.lock` keeps the three apart.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ from actors.engine.head_work import HeadDone, HeadTables, HeadWork, decode_head_
 from actors.engine.lane_table import LaneTable
 from actors.engine.loading import LoadedModel
 from actors.engine.model import CausalModel
+from actors.engine.module_transfer import (
+    PageChunk,
+    TransferError,
+    read_chunk,
+    read_weights,
+    write_chunk,
+    write_weights,
+)
 from actors.engine.stage_work import StageDone, StageWork, decode_work, encode_work
 from actors.engine.step_messages import WorkLimits, WorkMessageError, require_tensor
 
@@ -39,8 +48,8 @@ class HostedInstance:
     `use_version`.
 
     Args:
-        lock: held by whoever uses or changes what is hosted. `run`, `run_checked`, `attend` and `move_blocks` take it;
-            who touches `lanes`, their pages or `dirty_blocks` in another way does so under it.
+        lock: held by whoever uses or changes what is hosted. All methods that run or copy something take it; who
+            touches `lanes`, their pages or `dirty_blocks` in another way does so under it.
     """
 
     def __init__(self, instance: str, loaded: LoadedModel, lock: threading.RLock) -> None:
@@ -99,6 +108,30 @@ class HostedInstance:
             self.lanes.copy_blocks(moves)
             self._loaded.copies.computed()
             self.dirty_blocks.relocated(moves, self.num_blocks)
+
+    def read_pages(self, chunk: PageChunk) -> torch.Tensor:
+        """See `read_chunk`. From any thread."""
+        with self.lock:
+            return read_chunk(self._loaded.arena, self.lanes, chunk)
+
+    def write_pages(self, chunk: PageChunk, data: torch.Tensor) -> None:
+        """See `write_chunk`. From any thread: lanes that have left, or are given to others, are not written to."""
+        with self.lock:
+            write_chunk(self._loaded.arena, self.lanes, chunk, data)
+            self._loaded.copies.computed()
+            self.dirty_blocks.wrote(chunk.blocks)
+
+    def read_weights(self, layer: int) -> tuple[torch.Tensor, bytes]:
+        """See `module_transfer.read_weights`. From any thread."""
+        with self.lock:
+            return read_weights(self._loaded.layer_memory, layer)
+
+    def write_weights(self, layer: int, data: torch.Tensor, checksum: bytes) -> None:
+        """See `module_transfer.write_weights`. From any thread."""
+        with self.lock:
+            if layer not in self.layers:
+                raise TransferError(f"layer {layer} was not granted; granted are {sorted(self.layers)}")
+            write_weights(self._loaded.layer_memory, layer, data, checksum)
 
     @torch.inference_mode()
     def run(self, work: StageWork) -> StageDone:

@@ -1,8 +1,9 @@
 """The copies that a move makes: a layer's weights, and pages of lanes, as tensors that a link can carry.
 
 Replicas of one model pack a layer in the same way, so weights travel as one run of bytes. Pages travel in chunks of a
-bounded size, so that steps run between them. All of this is called in the engine's thread, between steps, but for
-reading the weights of a layer that is whole: those never change.
+bounded size. All of this may be called beside steps, in any thread that holds `Grants.lock`: then nobody gives the
+memory to others meanwhile. What a step writes into a page while it is read is copied again (`DirtyBlocks`). The weights
+of a layer that is whole never change.
 """
 
 from __future__ import annotations

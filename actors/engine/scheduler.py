@@ -15,7 +15,8 @@ be planned while earlier ones have not come back:
 - the decodes are divided evenly over the steps in flight, and a sequence whose next token is not sampled yet has to
   wait for it; a prompt's next chunk need not wait for its last one, since all workers run steps in their order;
 - prompt chunks have what is left of the whole budget in each step: a stage is a share of the layers, so that as many
-  full steps as there are stages take a round no longer than one of them does at home (ours);
+  full steps as there are stages take a round no longer than one of them does at home (ours). A host that has steps of
+  its own may ask for less (`max_prompt_tokens`);
 - blocks of a sequence that ends in flight are nobody else's before its last step has come back, which may still write
   to them. One that is to be preempted in flight gives way then; what it computed until then is not lost.
 """
@@ -68,6 +69,8 @@ class Scheduler:
         may ask whether a request is among them: as long as it is, its blocks are nobody else's."""
         self.max_steps_in_flight = 1
         """So many steps at most are planned that have not come back. The decodes are divided by it."""
+        self.max_prompt_tokens: int | None = None
+        """Tokens of prompt chunks in one step at most, within the budget; None: what the decodes leave of it."""
         self.dirty_blocks = DirtyBlocks()
         self.num_preemptions = 0
         self.num_begun_anew = 0
@@ -114,6 +117,8 @@ class Scheduler:
         # Making room may have preempted a sequence that was planned before it.
         plan.decodes = [chunk for chunk in plan.decodes if chunk.sequence.status is Status.RUNNING]
         budget -= len(plan.decodes)
+        if self.max_prompt_tokens is not None:
+            budget = min(budget, self.max_prompt_tokens)
         for sequence in prefills:
             if budget == 0:
                 break

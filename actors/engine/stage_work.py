@@ -58,6 +58,10 @@ class StageDone:
     """[T, hidden] after the last of the layers, contiguous, on the CPU; None with an `error`."""
     error: str | None = None
     """Why the layers were not run: a stale version, an unknown instance, a failure, a worker that died."""
+    stage_us: int = 0
+    """What they took, in microseconds of wall time."""
+    host_step_us: int = 0
+    """What a step of the host's own takes at present; 0: it has run none."""
 
 
 class RemoteStages(Protocol):
@@ -99,7 +103,13 @@ def decode_work(meta: bytes, tensors: Sequence[torch.Tensor], limits: WorkLimits
 
 def encode_done(done: StageDone) -> Message:
     """`done` for a link."""
-    meta = {"instance": done.instance, "version": done.version, "step_id": done.step_id, "error": done.error}
+    meta = {
+        "instance": done.instance,
+        "version": done.version,
+        "step_id": done.step_id,
+        "error": done.error,
+        "took_us": [done.stage_us, done.host_step_us],
+    }
     return json.dumps(meta).encode(), () if done.hidden is None else (done.hidden,)
 
 
@@ -110,4 +120,4 @@ def decode_done(meta: bytes, tensors: Sequence[torch.Tensor]) -> StageDone:
         WorkMessageError: it is not what `encode_done` makes.
     """
     fields = message_fields(meta)
-    return StageDone(*work_ids(fields), *decode_outcome(fields, tensors))
+    return StageDone(*work_ids(fields), *decode_outcome(fields, tensors), *numbers(fields, "took_us", 2))

@@ -46,6 +46,10 @@ class BegunStep:
     """Stages that were begun. All but the last of them are done, and that one too while `hidden` is not None."""
     hidden: torch.Tensor | None = None
     """[T, hidden] after these stages; None while another worker runs the last one."""
+    hosted_s: float = 0.0
+    """What the longest stage that another worker ran took it."""
+    host_step_s: float = 0.0
+    """What a step of that worker's own takes; 0: it has none."""
 
     @property
     def is_over(self) -> bool:
@@ -186,6 +190,8 @@ class StepsInFlight:
             step.failure = StageFailure(worker, step.plan.step_id, reason)
             return
         assert done.hidden is not None
+        if done.stage_us > step.hosted_s * 1e6:
+            step.hosted_s, step.host_step_s = done.stage_us / 1e6, done.host_step_us / 1e6
         step.hidden = self._runner.to_device(done.hidden)
         self._guard(step, self._finish)
 

@@ -1,20 +1,25 @@
-"""A worker that hosts parts of others' instances: answers what their homes ask, in its engine's thread. For heads
-it has another one (`head_service`)."""
+"""A worker that hosts parts of others' instances: answers what their homes ask.
+
+Most of it in its engine's thread. Heads have another one (`head_service`), and so has what is copied: beside the
+engine's own steps, for which each copy would wait otherwise.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 from actors.engine.engine import Engine
-from actors.engine.grants import Grant
+from actors.engine.grants import Grant, Grants
 from actors.engine.hosting import HostedInstance
-from actors.engine.module_transfer import read_chunk, read_weights, write_chunk, write_weights
 from actors.engine.room import GrantRefusedError
 from actors.engine.stage_work import decode_work, encode_done
 from actors.engine_thread import EngineStoppedError, EngineThread
-from actors.moves.head_service import HeadService
+from actors.moves.head_service import head_service
+from actors.moves.question_thread import QuestionThread
 from actors.moves.questions import Fields, Kind, QuestionError, encode
 from migrate.links.calls import Question, Tensors
 
@@ -32,17 +37,20 @@ class MoveHost:
 
     def __init__(self, thread: EngineThread) -> None:
         self._thread = thread
-        self._heads = HeadService(thread.grants)
+        self._heads = head_service(thread.grants)
+        self._copying = QuestionThread("hosted copies", self._copy)
+        self._copies: dict[Kind, Callable[[Grants, Question], Reply]] = {
+            Kind.WRITE_WEIGHTS: _write_weights,
+            Kind.WRITE_PAGES: _write_pages,
+            Kind.READ_WEIGHTS: _read_weights,
+            Kind.READ_PAGES: _read_pages,
+        }
         self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
             Kind.STAGE: _run_stage,
             Kind.OFFER: _offer,
             Kind.GRANT: _grant,
-            Kind.WRITE_WEIGHTS: _write_weights,
-            Kind.WRITE_PAGES: _write_pages,
             Kind.USE_VERSION: _use_version,
             Kind.RELEASE: _release,
-            Kind.READ_WEIGHTS: _read_weights,
-            Kind.READ_PAGES: _read_pages,
             Kind.MOVE_BLOCKS: _move_blocks,
             Kind.DIRTY_POINT: _dirty_point,
             Kind.DIRTY_SINCE: _dirty_since,
@@ -54,29 +62,50 @@ class MoveHost:
             self._heads.serve(question)
             return
         try:
-            work = self._work[Kind(question.message.kind)]
+            kind = Kind(question.message.kind)
         except ValueError:
             question.refuse(f"this worker knows no question of the kind {question.message.kind}")
             return
+        if kind in self._copies:
+            self._copying.serve(question)
+            return
+        work = self._work[kind]
 
         def done(future: Future[Reply]) -> None:
             error = future.exception()
             if error is None:
                 question.answer(*future.result())
-                return
-            if not isinstance(error, _REFUSALS):
-                logger.error("a question of worker %s failed", question.peer, exc_info=error)
-            question.refuse(f"{type(error).__name__}: {error}")
+            else:
+                _refuse(question, error)
 
-        self._thread.call(lambda engine: work(engine, question)).add_done_callback(done)
+        # Maybe after what the home asks for later: it changes nothing that its steps need before they have come back.
+        call = self._thread.call_hosted if kind is Kind.STAGE else self._thread.call
+        call(lambda engine: work(engine, question)).add_done_callback(done)
 
     def close(self) -> None:
-        """Ends its thread; questions for heads are not answered any more."""
+        """Ends its threads; questions for heads and copies are not answered any more."""
         self._heads.close()
+        self._copying.close()
+
+    def _copy(self, question: Question) -> None:
+        """In the copies' thread, in the order of the questions: one of a move that was given up comes before those of
+        the next."""
+        try:
+            reply = self._copies[Kind(question.message.kind)](self._thread.grants, question)
+        except _REFUSALS as error:
+            _refuse(question, error)
+        else:
+            question.answer(*reply)
 
 
-def _hosted(engine: Engine, question: Question) -> HostedInstance:
-    hosted = engine.grants.instances.get(question.peer)
+def _refuse(question: Question, error: BaseException) -> None:
+    if not isinstance(error, _REFUSALS):
+        logger.error("a question of worker %s failed", question.peer, exc_info=error)
+    question.refuse(f"{type(error).__name__}: {error}")
+
+
+def _hosted(grants: Grants, question: Question) -> HostedInstance:
+    hosted = grants.instances.get(question.peer)
     if hosted is None:
         raise QuestionError(f"nothing of instance {question.peer!r} is hosted here")
     return hosted
@@ -89,9 +118,13 @@ def _check_version(hosted: HostedInstance, question: Question) -> None:
 
 
 def _run_stage(engine: Engine, question: Question) -> Reply:
-    hosted = _hosted(engine, question)
-    work = decode_work(question.message.meta, question.message.tensors, hosted.limits)
-    return encode_done(hosted.run_checked(work))
+    hosted = _hosted(engine.grants, question)
+    work, counters = decode_work(question.message.meta, question.message.tensors, hosted.limits), engine.counters
+    started_s = time.perf_counter()
+    done = hosted.run_checked(work)
+    stage_s = time.perf_counter() - started_s
+    counters.count_hosted(stage_s)
+    return encode_done(replace(done, stage_us=round(stage_s * 1e6), host_step_us=round(counters.recent_step_s * 1e6)))
 
 
 def _grant(engine: Engine, question: Question) -> Reply:
@@ -124,28 +157,24 @@ def grant_reply(granted: Grant) -> bytes:
     return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks)
 
 
-def _write_weights(engine: Engine, question: Question) -> Reply:
-    fields = Fields(question.message.meta)
-    _hosted(engine, question)
+def _write_weights(grants: Grants, question: Question) -> Reply:
+    hosted, fields = _hosted(grants, question), Fields(question.message.meta)
     (data,) = _tensors(question, 1)
-    write_weights(engine.loaded.layer_memory, fields.number("layer"), data, fields.hex("checksum"))
+    hosted.write_weights(fields.number("layer"), data, fields.hex("checksum"))
     return b"", ()
 
 
-def _write_pages(engine: Engine, question: Question) -> Reply:
-    hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
+def _write_pages(grants: Grants, question: Question) -> Reply:
+    hosted, chunk = _hosted(grants, question), Fields(question.message.meta).chunk()
     (data,) = _tensors(question, 1)
     if hosted.version is not None:  # else nothing is served from here yet: it moves here
         _check_version(hosted, question)
-    with hosted.lock:
-        write_chunk(engine.loaded.arena, hosted.lanes, chunk, data)
-        engine.loaded.copies.computed()
-        hosted.dirty_blocks.wrote(chunk.blocks)
+    hosted.write_pages(chunk, data)
     return b"", ()
 
 
 def _use_version(engine: Engine, question: Question) -> Reply:
-    _hosted(engine, question).use_version(Fields(question.message.meta).number("version"))
+    _hosted(engine.grants, question).use_version(Fields(question.message.meta).number("version"))
     return b"", ()
 
 
@@ -156,32 +185,30 @@ def _release(engine: Engine, question: Question) -> Reply:
     return encode(grown_blocks=grown), ()
 
 
-def _read_weights(engine: Engine, question: Question) -> Reply:
-    _hosted(engine, question)
-    data, checksum = read_weights(engine.loaded.layer_memory, Fields(question.message.meta).number("layer"))
+def _read_weights(grants: Grants, question: Question) -> Reply:
+    data, checksum = _hosted(grants, question).read_weights(Fields(question.message.meta).number("layer"))
     return encode(checksum=checksum.hex()), (data,)
 
 
-def _read_pages(engine: Engine, question: Question) -> Reply:
-    hosted, chunk = _hosted(engine, question), Fields(question.message.meta).chunk()
+def _read_pages(grants: Grants, question: Question) -> Reply:
+    hosted, chunk = _hosted(grants, question), Fields(question.message.meta).chunk()
     _check_version(hosted, question)
-    with hosted.lock:
-        return b"", (read_chunk(engine.loaded.arena, hosted.lanes, chunk),)
+    return b"", (hosted.read_pages(chunk),)
 
 
 def _move_blocks(engine: Engine, question: Question) -> Reply:
-    _hosted(engine, question).move_blocks(Fields(question.message.meta).moves())
+    _hosted(engine.grants, question).move_blocks(Fields(question.message.meta).moves())
     return b"", ()
 
 
 def _dirty_point(engine: Engine, question: Question) -> Reply:
-    hosted = _hosted(engine, question)
+    hosted = _hosted(engine.grants, question)
     with hosted.lock:
         return encode(point=hosted.dirty_blocks.point()), ()
 
 
 def _dirty_since(engine: Engine, question: Question) -> Reply:
-    hosted, point = _hosted(engine, question), Fields(question.message.meta).number("point")
+    hosted, point = _hosted(engine.grants, question), Fields(question.message.meta).number("point")
     with hosted.lock:
         return encode(blocks=hosted.dirty_blocks.since(point)), ()
 

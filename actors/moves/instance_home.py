@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from actors.engine.engine import Engine
+from actors.engine.grants import Grants
 from actors.engine.head_work import RemoteHeads
 from actors.engine.lane_table import Lane
 from actors.engine.stage_work import RemoteStages
@@ -63,6 +64,11 @@ class InstanceHome:
     def hosts(self) -> list[str]:
         """Workers that have parts of the instance, home apart."""
         return sorted(self.placement.workers() - {self.placement.home})
+
+    @property
+    def grants(self) -> Grants:
+        """What others have in the engine, and what is coming home."""
+        return self._thread.grants
 
     @contextlib.asynccontextmanager
     async def busy(self, what: str) -> AsyncIterator[None]:

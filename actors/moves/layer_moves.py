@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from actors.engine.engine import Engine
 from actors.engine.grants import BlocksWanted
+from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane
-from actors.engine.module_transfer import PageChunk, page_chunks, read_chunk, read_weights, write_chunk, write_weights
+from actors.engine.module_transfer import PageChunk, page_chunks
 from actors.engine.room import GrantRefusedError
 from actors.moves.instance_home import InstanceHome, QuestionFailedError
 from actors.moves.questions import (
@@ -36,9 +37,8 @@ from migrate.placement import Placement
 
 _CHUNK_BYTES = 4 << 20
 """Pages in one question: what a step's hidden states may have to wait for on the link."""
-_CHUNKS_AHEAD = 8
-"""Chunks on their way at a time. An engine reads or writes all that wait for it between two steps, and a step of
-prompts takes a good part of a second: one at a time, 400 MiB took 25 s."""
+_CHUNKS_AHEAD = 3
+"""Chunks on their way at a time: one that is read, one on the link, one that is written."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,15 @@ class _Tally:
 
 
 class LayerMoves:
-    """Moves layers and heads of this worker's instance, one move at a time. Used from the worker's event loop."""
+    """Moves layers and heads of this worker's instance, one move at a time. Used from the worker's event loop.
 
-    def __init__(self, home: InstanceHome) -> None:
+    Args:
+        drops_cached: KV that no request refers to is forgotten, and does not move: the store has it.
+    """
+
+    def __init__(self, home: InstanceHome, *, drops_cached: bool = False) -> None:
         self._home = home
+        self._drops_cached = drops_cached
         self.checksums: dict[int, bytes] = {}
         """Of the weights of each layer that has left."""
 
@@ -99,12 +104,12 @@ class LayerMoves:
             for layer in granted.numbers("layers"):
                 await self._send_weights(host, layer, tally)
             point, early = await self._home.engine(
-                lambda engine: (engine.scheduler.dirty_blocks.point(), engine.blocks.findable())
+                lambda engine: (engine.scheduler.dirty_blocks.point(), self._early_blocks(engine))
             )
             await self._send_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 late = await self._home.engine(
-                    lambda engine: _late_blocks(engine, early, engine.scheduler.dirty_blocks.since(point))
+                    lambda engine: self._late_blocks(engine, early, engine.scheduler.dirty_blocks.since(point))
                 )
                 await self._send_pages(host, lanes, late, tally)
                 if host not in self._home.hosts:
@@ -155,12 +160,12 @@ class LayerMoves:
             for layer in granted.layers_to_copy:
                 await self._fetch_weights(host, layer, tally)
             point = Fields((await self._home.ask(host, Kind.DIRTY_POINT, encode())).meta).number("point")
-            early = await self._home.engine(lambda engine: engine.blocks.findable())
+            early = await self._home.engine(self._early_blocks)
             await self._fetch_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 written = await self._home.ask(host, Kind.DIRTY_SINCE, encode(point=point))
                 dirty = Fields(written.meta).numbers("blocks")
-                late = await self._home.engine(lambda engine: _late_blocks(engine, early, dirty))
+                late = await self._home.engine(lambda engine: self._late_blocks(engine, early, dirty))
                 await self._fetch_pages(host, lanes, late, tally)
 
                 def switch(engine: Engine) -> None:
@@ -182,43 +187,55 @@ class LayerMoves:
         return lanes_of(move.layers, self._home.placement.num_kv_heads)
 
     async def _note_checksum(self, layer: int) -> None:
-        memory = await self._home.engine(lambda engine: engine.loaded.layer_memory)
-        _, self.checksums[layer] = await asyncio.to_thread(read_weights, memory, layer)
+        _, self.checksums[layer] = await asyncio.to_thread(self._home.grants.read_own_weights, layer)
 
     async def _send_weights(self, host: str, layer: int, tally: _Tally) -> None:
-        memory = await self._home.engine(lambda engine: engine.loaded.layer_memory)
-        data, checksum = await asyncio.to_thread(read_weights, memory, layer)
+        data, checksum = await asyncio.to_thread(self._home.grants.read_own_weights, layer)
         await self._home.ask(host, Kind.WRITE_WEIGHTS, encode(layer=layer, checksum=checksum.hex()), (data,))
         tally.weight_bytes += data.nbytes
 
     async def _fetch_weights(self, host: str, layer: int, tally: _Tally) -> None:
         answer = await self._home.ask(host, Kind.READ_WEIGHTS, encode(layer=layer))
         (data,), checksum = answer.tensors, Fields(answer.meta).hex("checksum")
-        await self._home.engine(lambda engine: write_weights(engine.loaded.layer_memory, layer, data, checksum))
+        await asyncio.to_thread(self._returning.write_weights, layer, data, checksum)
         tally.weight_bytes += data.nbytes
 
     async def _send_pages(self, host: str, lanes: Sequence[Lane], blocks: Sequence[int], tally: _Tally) -> None:
         async def send(chunk: PageChunk) -> None:
-            data = await self._home.engine(
-                lambda engine: read_chunk(engine.loaded.arena, engine.loaded.lanes, chunk),
-            )
+            data = await asyncio.to_thread(self._home.grants.read_own, chunk)
             await self._home.ask(host, Kind.WRITE_PAGES, encode_chunk(chunk), (data,))
             tally.kv_bytes += data.nbytes
 
         await _some_at_a_time(send, await self._chunks(lanes, blocks))
 
     async def _fetch_pages(self, host: str, lanes: Sequence[Lane], blocks: Sequence[int], tally: _Tally) -> None:
+        returning = self._returning
+
         async def fetch(chunk: PageChunk) -> None:
             (data,) = (await self._home.ask(host, Kind.READ_PAGES, encode_chunk(chunk))).tensors
-
-            def write(engine: Engine) -> None:
-                assert engine.grants.returning is not None
-                write_chunk(engine.loaded.arena, engine.grants.returning.lanes, chunk, data)
-
-            await self._home.engine(write)
+            await asyncio.to_thread(returning.write_pages, chunk, data)
             tally.kv_bytes += data.nbytes
 
         await _some_at_a_time(fetch, await self._chunks(lanes, blocks))
+
+    @property
+    def _returning(self) -> HostedInstance:
+        returning = self._home.grants.returning
+        assert returning is not None
+        return returning
+
+    def _early_blocks(self, engine: Engine) -> list[int]:
+        """Full blocks, which are copied while the instance serves."""
+        if self._drops_cached:
+            engine.blocks.drop_cached()
+        return engine.blocks.findable()
+
+    def _late_blocks(self, engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:
+        """Blocks with content that were not copied early, or were written after that."""
+        copied = set(early).difference(written)
+        if self._drops_cached:
+            engine.blocks.drop_cached(spared=copied)
+        return [block for block in engine.blocks.occupied() if block not in copied]
 
     async def _chunks(self, lanes: Sequence[Lane], blocks: Sequence[int]) -> list[PageChunk]:
         return await self._home.engine(
@@ -236,8 +253,8 @@ class LayerMoves:
 
 
 async def _some_at_a_time(copy: Callable[[PageChunk], Awaitable[None]], chunks: Sequence[PageChunk]) -> None:
-    """Copies all, some at a time, begun in their order. When one fails, or this is cancelled, the others are given up;
-    what of them an engine was already told to do it does before anything that it is told afterwards."""
+    """Copies all, some at a time, begun in their order. When one fails, or this is cancelled, the others are given up.
+    One that has begun may end later; it leaves alone what was given to others meanwhile."""
     running = deque[asyncio.Future[None]]()
     try:
         for chunk in chunks:
@@ -269,9 +286,3 @@ def _abandon_return(engine: Engine) -> None:
 def weights_of(move: Move) -> tuple[int, ...]:
     """Layers whose weights move too."""
     return () if isinstance(move, HeadMove) else tuple(move.layers)
-
-
-def _late_blocks(engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:
-    """Blocks with content that were not copied early, or were written after that."""
-    copied = set(early).difference(written)
-    return [block for block in engine.blocks.occupied() if block not in copied]

@@ -46,6 +46,7 @@ class WorkerMoves:
         folder: of the model, from which weights are read that a lost host had.
         deliver: given requests that a repair had to end.
         on_failure: told why a repair has failed, after which the worker is of no use.
+        store_has_cached: whether KV that no request refers to can be had from the store.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class WorkerMoves:
         limits: MoveLimits,
         deliver: Callable[[StepResult], None],
         on_failure: Callable[[str], None],
+        *,
+        store_has_cached: bool = False,
     ) -> None:
         spec, block_tokens, tokens = engine.loaded.spec, engine.block_tokens, engine.max_context_tokens
         self._limits = limits
@@ -78,7 +81,7 @@ class WorkerMoves:
             limits.answer_timeout_s,
             lambda host, reason: self._repairs.begin(host, reason),
         )
-        self._moves = LayerMoves(self._home)
+        self._moves = LayerMoves(self._home, drops_cached=store_has_cached)
         self._repairs = Repairs(self._home, folder, self._moves.checksums, deliver, on_failure)
         self._granting = Granting(self._host, self._home, self._calls)
 

@@ -127,6 +127,16 @@ KV_USED = _add("kv_cache_used_blocks", "gauge", ("role", "worker"), "Of these, b
 PREEMPTIONS = _add(
     "num_preemptions_total", "counter", ("role",), "Times that a choice gave its blocks to others and began anew."
 )
+HOSTED_STAGES = _add(
+    "hosted_stages_total", "counter", ("role", "worker"), "Steps of other workers that were run through layers here."
+)
+HOSTED_S = _add("hosted_seconds_total", "counter", ("role", "worker"), "Seconds that these took.")
+AWAITED_S = _add(
+    "awaited_seconds_total",
+    "counter",
+    ("role", "worker"),
+    "Seconds in which a worker had nothing to do, since other workers were to run their layers of its steps first.",
+)
 
 PREFIX_QUERIES = _add(
     "prefix_cache_queries_tokens_total",

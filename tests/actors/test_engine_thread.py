@@ -99,7 +99,9 @@ def test_a_step_that_breaks_ends_its_requests_and_the_engine_goes_on(run: Run) -
 
 def test_a_thread_that_fails_says_so_and_takes_no_more_calls(run: Run) -> None:
     run.turn_fails = RuntimeError("cannot report")
-    run.thread.call(lambda engine: engine.add(run.request("a")))
+    stage = run.thread.call_hosted(lambda engine: engine.num_live_requests)
+    with pytest.raises(EngineStoppedError):
+        stage.result(LIMIT_S)
     assert run.failed.wait(LIMIT_S)
     assert "cannot report" in (run.thread.failure or "")
     with pytest.raises(EngineStoppedError):
@@ -123,6 +125,30 @@ def test_a_turn_that_hangs_is_seen_and_an_idle_thread_is_not_taken_for_one(run: 
     run.thread.call(lambda engine: engine.num_live_requests).result(LIMIT_S)
     run.thread.stop()
     assert run.thread.stalled_s() == 0.0
+
+
+def test_between_two_hosted_stages_there_is_a_step_of_the_engines_own(run: Run) -> None:
+    may_begin = threading.Event()
+    run.thread.call(lambda _: may_begin.wait(LIMIT_S))
+    run.thread.call(lambda engine: engine.add(run.request("a", max_tokens=4)))
+
+    def hosted(engine: Engine) -> tuple[int, int]:
+        return engine.counters.steps, len(run.events)
+
+    stages = [run.thread.call_hosted(hosted) for _ in range(6)]
+    may_begin.set()
+    # One token a step, which is out before the next stage. With nothing of its own to run, one stage follows another.
+    assert [stage.result(LIMIT_S) for stage in stages] == [(1, 1), (2, 2), (3, 3), (4, 4), (4, 4), (4, 4)]
+
+
+def test_a_hosted_stage_that_fails_is_its_callers_matter(run: Run) -> None:
+    broken = run.thread.call_hosted(lambda engine: engine.export_content("nobody"))
+    with pytest.raises(KeyError):
+        broken.result(LIMIT_S)
+    assert run.thread.call_hosted(lambda engine: engine.num_live_requests).result(LIMIT_S) == 0
+    run.thread.stop()
+    with pytest.raises(EngineStoppedError):
+        run.thread.call_hosted(lambda _: None).result(LIMIT_S)
 
 
 HOME = Placement.at_home("home", 3, 2)
@@ -197,6 +223,7 @@ def test_steps_begin_while_another_worker_runs_earlier_ones(apart: RunApart, fol
     apart.wait_for([request.request_id for request in asked])
     assert {request.request_id: apart.tokens(request.request_id) for request in asked} == alone(folder, asked)
     assert apart.most_in_flight == 2
+    assert apart.engine.counters.awaited_s > 0
 
 
 def test_a_drained_call_finds_no_step_in_flight_and_may_move_layers(apart: RunApart, folder: Path) -> None:

@@ -33,6 +33,8 @@ class Host:
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self.last_step_id = 0
+        self.token_us = self.step_us = 0
+        """What it says that a token of a stage, and a step of its own, took."""
         spec, layout = loaded.spec, loaded.layout
         self.limits = WorkLimits(
             spec.num_layers, spec.hidden_size, loaded.arena.pages.dtype, spec.vocab_size, layout.block_tokens,
@@ -47,7 +49,9 @@ class Host:
         clear_pages(self.loaded, work.fresh_blocks.tolist())
         batch = work.step.batch(work.step.packed, self.loaded.layout.block_tokens)
         hidden = self.loaded.model.run_layers(work.hidden, work.layers, batch)
-        return decode_done(*encode_done(StageDone(work.instance, work.version, work.step_id, hidden.contiguous())))
+        took_us = self.token_us * len(hidden), self.step_us
+        done = StageDone(work.instance, work.version, work.step_id, hidden.contiguous(), None, *took_us)
+        return decode_done(*encode_done(done))
 
     def spoil(self) -> None:
         """Everything that it ever computed is gone."""

@@ -105,6 +105,14 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.blocks.release(both)
         assert self.blocks.num_available == before + freed
 
+    @rule(spared=st.sets(st.integers(0, 9)))
+    def drop_cached(self, spared: set[int]) -> None:
+        free, live = self.blocks.num_available, {block for blocks in self.held.values() for block in blocks}
+        kept = [block for block in self.blocks.findable() if block in live | spared]
+        self.blocks.drop_cached(spared)
+        assert self.blocks.findable() == kept
+        assert self.blocks.num_available == free
+
     @rule(count=st.integers(0, 3))
     def grow(self, count: int) -> None:
         self.blocks.grow(count)

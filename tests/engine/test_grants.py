@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.engine.engine import Engine
 from actors.engine.grants import BlocksWanted
+from actors.engine.module_transfer import PageChunk, TransferError
 from actors.engine.request import EngineRequest
 from actors.engine.room import GrantRefusedError
 from tests.engine.conftest import MakeEngine
@@ -190,7 +192,16 @@ def test_return_is_refused_where_live_requests_need_the_room(llama_folder: Path,
     assert (home.blocks.num_blocks, granted.num_blocks, granted.layers_to_copy) == (8, 8, (1, 2))
     with pytest.raises(ValueError, match=r"weights of layers \[1, 2\] have not arrived"):
         home.lanes_returned()
+    returning = home.grants.returning
+    assert returning is not None
     assert home.grants.abandon_return() == grown - 8
+    # A copy that was on its way when the return was given up.
+    after = home.loaded.arena.pages.clone()
+    with pytest.raises(TransferError, match=r"lanes .* are not here"):
+        returning.write_pages(PageChunk(((1, 0),), (0,)), torch.ones(1, 1, *after.shape[1:]))
+    with pytest.raises(TransferError, match="layer 1 was not granted"):
+        returning.write_weights(1, torch.zeros(3, dtype=torch.uint8), b"")
+    assert torch.equal(home.loaded.arena.pages, after)
 
 
 def test_shared_weights_lie_once_and_leave_with_the_last(llama_folder: Path, make_engine: MakeEngine) -> None:

@@ -151,8 +151,9 @@ def test_tensors_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize("error", [None, "the worker died"])
 def test_answers_come_out_as_they_went_in(error: str | None) -> None:
     hidden = None if error else torch.randn(4, 3)
-    got = decode_done(*encode_done(StageDone("home", 2, 5, hidden, error)))
+    got = decode_done(*encode_done(StageDone("home", 2, 5, hidden, error, 1_200, 40_000)))
     assert (got.instance, got.version, got.step_id, got.error) == ("home", 2, 5, error)
+    assert (got.stage_us, got.host_step_us) == (1_200, 40_000)
     assert (got.hidden is None) if hidden is None else torch.equal(got.hidden, hidden)  # type: ignore[arg-type]
 
 

@@ -115,6 +115,24 @@ def test_prompt_logprobs_are_gathered_over_chunks_in_flight(llama_folder: Path, 
         assert entry.logprob == pytest.approx(float(expected[position, prompt[position + 1]]), abs=1e-4)
 
 
+def test_chunks_are_as_long_as_a_host_has_time_for(llama_folder: Path, make_apart: MakeApart) -> None:
+    """It takes 1 ms for a token, and 80 ms for a step of its own."""
+    engine, remote = make_apart(llama_folder, SPLITS["last"], max_batch_tokens=160)
+    host = remote.hosts["x"]
+    host.token_us, host.step_us = 1_000, 80_000
+    prompts = [make_prompt(length, length) for length in (250, 240, 170)]
+    requests = [EngineRequest(f"r{i}", prompt, greedy(2)) for i, prompt in enumerate(prompts)]
+    answers, _ = run_in_flight(engine, remote, requests)
+    assert_greedy(load_reference(llama_folder), prompts, [answer.tokens for answer in answers.values()])
+    # 660 tokens: two steps are in flight before the first one has come back, the others have 80 or what is left.
+    assert engine.counters.prefill_steps == 2 + 5
+    assert engine.scheduler.max_prompt_tokens == 80
+    for layer in (1, 2):
+        engine.loaded.model.layers[layer] = host.loaded.model.layers[layer]
+    engine.use_placement(Placement("home", HOME.layer_workers, HOME.lane_workers, 2))
+    assert engine.scheduler.max_prompt_tokens is None
+
+
 def test_zeros_and_ones_of_tokens_end_as_at_home(llama_folder: Path, make_apart: MakeApart) -> None:
     engine, remote = make_apart(llama_folder, SPLITS["last"])
     scored = EngineRequest("scored", make_prompt(50), greedy(0, prompt_logprobs=0))
@@ -261,6 +279,11 @@ def test_placements_that_cannot_be_are_refused(
     with pytest.raises(ValueError, match="give the way to them"):
         engine.use_placement(lying_on(3, "home", "x", "x"))
     assert len(run_in_flight(engine, remote, [sampled(0)])[0]["r0"].tokens) == 16
+
+
+def test_a_slice_of_no_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="hosted_slice_s is 0; it must be above 0"):
+        EngineConfig(hosted_slice_s=0)
 
 
 def test_a_limit_of_no_steps_is_refused() -> None:

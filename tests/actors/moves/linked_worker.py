@@ -97,5 +97,5 @@ def join(first: LinkedWorker, second: LinkedWorker, epoch: int = 0) -> None:
         future.result(WAIT_S)
 
 
-def moves_of(worker: LinkedWorker) -> LayerMoves:
-    return LayerMoves(worker.home)
+def moves_of(worker: LinkedWorker, *, drops_cached: bool = False) -> LayerMoves:
+    return LayerMoves(worker.home, drops_cached=drops_cached)

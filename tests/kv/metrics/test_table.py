@@ -52,7 +52,9 @@ def worker() -> Readings:
     counts.looked_up(200, runs)
     counts.looked_up(16, [])
     counts.fetched(runs, 50)
-    engine = EngineCounters(prompt_tokens=500, cached_prompt_tokens=80, device_hit_tokens=30)
+    engine = EngineCounters(prompt_tokens=500, cached_prompt_tokens=80, device_hit_tokens=30, awaited_s=1.5)
+    engine.count_hosted(0.25)
+    engine.count_hosted(0.5)
     load = LoadSnapshot(total_blocks=60, live_blocks=50, running_requests=4, waiting_requests=6)
     return worker_readings("prefill", "w1", engine, load, 8, counts, Counter(timeout=2, part_magic=1))
 
@@ -107,6 +109,9 @@ def test_a_worker_tells_its_load_and_hits_by_tier() -> None:
         (table.KV_BLOCKS, ("prefill", "w1")): 60,
         (table.KV_USED, ("prefill", "w1")): 50,
         (table.PREEMPTIONS, ("prefill",)): 8,
+        (table.HOSTED_STAGES, ("prefill", "w1")): 2,
+        (table.HOSTED_S, ("prefill", "w1")): 0.75,
+        (table.AWAITED_S, ("prefill", "w1")): 1.5,
         (table.PREFIX_QUERIES, ("prefill",)): 500,
         (table.PREFIX_HITS, ("prefill", "device")): 30,
         (table.PREFIX_HITS, ("prefill", "dram")): 32,
