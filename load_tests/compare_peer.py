@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from load_tests.command_line import FOUR_LOADS
 from load_tests.comparison_program import add_comparison_options, name_and_value, run_comparison
@@ -33,6 +34,7 @@ OURS = {
 }
 """Ways to use two cores, each as a configuration and an overlay: a prefill and a decode worker; two workers that do
 both; one such worker with two threads."""
+_HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help=f"how we use two cores, each a mode of its own: {', '.join(OURS)} (default two-monolithic)",
     )
+    servers.add_argument(
+        "--haproxy", action="store_true", help="put HAProxy before ours in place of Serve's own proxy, in all modes"
+    )
     servers.add_argument("--url", default="http://127.0.0.1:8000", help="where ours answers (default %(default)s)")
     add_comparison_options(parser)
     parser.set_defaults(workloads=[*FOUR_LOADS, ONE_AT_A_TIME])
@@ -64,10 +69,10 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
     ours = list(dict.fromkeys(arguments.ours))
     if name in ours:
         raise ValueError(f"--peer is named {name!r} as one of ours is; give it another name")
-    return [
-        server_command(name, command, arguments.peer_url),
-        *(serve_config(mode, OURS[mode][0], arguments.url, OURS[mode][1]) for mode in ours),
-    ]
+    specs = [serve_config(mode, OURS[mode][0], arguments.url, OURS[mode][1]) for mode in ours]
+    if arguments.haproxy:
+        specs = [replace(spec, environment={**spec.environment, **_HAPROXY}) for spec in specs]
+    return [server_command(name, command, arguments.peer_url), *specs]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_each_of_ours_is_a_configuration_that_is_there(capsys: pytest.CaptureFix
     assert "give it another name" in refusal(["--peer", "static=true", "--ours", "static"])
     # All of them are accepted, up to what is wrong here.
     assert "at least 1" in refusal(["--peer", "a=true", "--rounds", "0", "--ours", *compare_peer.OURS])
+
+
+def test_haproxy_is_for_ours_only() -> None:
+    arguments = argparse.Namespace(
+        peer=("vllm", "vllm serve"), peer_url="http://a", url="http://b", ours=["static", "static"], haproxy=True
+    )
+    peer, ours = compare_peer._specs(arguments)
+    assert (peer.name, peer.base_url, peer.environment) == ("vllm", "http://a", {})
+    assert (ours.name, ours.base_url, ours.own_ray_session) == ("static", "http://b", True)
+    assert ours.environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert ours.environment["EQUIPOISE_OVERLAY"].endswith("bfloat16.yaml")
 
 
 def test_overlays_of_ours_fit_their_configurations() -> None:
