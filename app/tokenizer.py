@@ -48,4 +48,4 @@ def _names_plain_class(folder: Path) -> bool:
     except (OSError, ValueError):
         return False  # transformers says what is wrong with it
     plain = tokenizer.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in tokenizer
-    return plain and model.get("model_type") == "llama"
+    return bool(plain and model.get("model_type") == "llama")
