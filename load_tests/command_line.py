@@ -24,6 +24,7 @@ from load_tests.workloads import (
 )
 
 CUSTOM = "custom"
+FOUR_LOADS = ["prefill-heavy", "decode-heavy", "balanced", "shared-prefix"]
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         "-w",
         "--workloads",
         nargs="+",
-        default=[name for name, workload in WORKLOADS.items() if not (workload.is_primed or workload.swing)],
+        default=FOUR_LOADS,
         choices=[*WORKLOADS, CUSTOM],
         metavar="NAME",
         help=f"{', '.join(WORKLOADS)}, or {CUSTOM}, whose shape the next five options give (default: the first four)",

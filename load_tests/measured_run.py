@@ -41,14 +41,32 @@ class LoadOptions:
 
     def shaped(self, workload: Workload) -> Workload:
         """The workload as it will be run: given times also give the number of requests."""
-        return workload if self.times_s is None else replace(workload, requests=len(self.times_s))
+        if self.times_s is None or workload.in_flight is not None:
+            return workload
+        return replace(workload, requests=len(self.times_s))
 
-    def plan(self, requests: int, seed: int) -> ArrivalPlan:
-        if self.times_s is not None:
-            return at_times(self.times_s)
-        if self.rate_per_s is not None:
-            return poisson(requests, self.rate_per_s, seed)
-        return closed_loop(requests, self.in_flight)
+    def plan(self, workload: Workload, seed: int) -> ArrivalPlan:
+        if workload.in_flight is None:
+            if self.times_s is not None:
+                return at_times(self.times_s)
+            if self.rate_per_s is not None:
+                return poisson(workload.requests, self.rate_per_s, seed)
+        return self.closed_loop(workload)
+
+    def closed_loop(self, workload: Workload) -> ArrivalPlan:
+        return closed_loop(workload.requests, self.in_flight_of(workload))
+
+    def in_flight_of(self, workload: Workload) -> int:
+        return self.in_flight if workload.in_flight is None else workload.in_flight
+
+    def arrivals(self, workload: Workload) -> str:
+        """The plan in words."""
+        if workload.in_flight is None:
+            if self.times_s is not None:
+                return "at given times"
+            if self.rate_per_s is not None:
+                return f"poisson {self.rate_per_s:g}/s"
+        return f"{self.in_flight_of(workload)} in flight"
 
     def client(self, base_url: str, model: str) -> CompletionClient:
         return CompletionClient(
@@ -108,7 +126,7 @@ async def warm_up(client: CompletionClient, workload: Workload, seed: int, optio
         return
     few = replace(workload, requests=options.warm_up_requests)
     requests = draw_requests(few, f"warm-up/{seed}", kind=options.prompt_kind, token_ids=options.token_ids)
-    await send_all(client, requests, closed_loop(len(requests), options.in_flight))
+    await send_all(client, requests, options.closed_loop(few))
 
 
 async def measure(
@@ -128,9 +146,9 @@ async def measure(
     workload = options.shaped(workload)
     if workload.is_primed:
         priming = draw_priming(workload, seed, kind=options.prompt_kind, token_ids=options.token_ids)
-        await send_all(client, priming, closed_loop(len(priming), options.in_flight))
+        await send_all(client, priming, closed_loop(len(priming), options.in_flight_of(workload)))
     requests = draw_requests(workload, seed, kind=options.prompt_kind, token_ids=options.token_ids)
-    plan = options.plan(workload.requests, seed)
+    plan = options.plan(workload, seed)
     before = await read_work() if read_work is not None else []
     with CpuMeter(server) as meter:
         records = await send_all(client, requests, plan)
@@ -138,7 +156,7 @@ async def measure(
     return RunResult(
         workload=workload.name,
         seed=seed,
-        arrivals=_describe(options),
+        arrivals=options.arrivals(workload),
         summary=summarise(records, options.level),
         cpu=meter.usage,
         foreign_limit=options.foreign_limit,
@@ -160,11 +178,3 @@ async def send_all(client: CompletionClient, requests: list[PlannedRequest], pla
 def report_progress(text: str) -> None:
     """One line for the person who waits; results alone go to stdout."""
     print(text, file=sys.stderr, flush=True)
-
-
-def _describe(options: LoadOptions) -> str:
-    if options.times_s is not None:
-        return "at given times"
-    if options.rate_per_s is not None:
-        return f"poisson {options.rate_per_s:g}/s"
-    return f"{options.in_flight} in flight"

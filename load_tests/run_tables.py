@@ -34,6 +34,8 @@ FIGURES_IF_KNOWN = (
 )
 """Shown too when a run has them."""
 
+_LEAST_CPU_MS = 0.005
+
 
 def shown_figures(rows: Iterable[dict[str, Any]]) -> list[str]:
     rows = list(rows)
@@ -58,7 +60,7 @@ def medians(rows: Sequence[dict[str, Any]], by: Sequence[str] = ("workload",)) -
         for figure in shown_figures(group):
             values = [row[figure] for row in group if row.get(figure) is not None]
             if values:
-                record[figure] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+                record[figure] = _spread(values)
         records.append(record)
     return records
 
@@ -75,6 +77,25 @@ def median_table(rows: Sequence[dict[str, Any]], by: Sequence[str] = ("workload"
     )
 
 
+def cpu_table(rows: Sequence[dict[str, Any]], by: Sequence[str] = ("workload",)) -> str:
+    """CPU ms per output token by process label: one line per group of runs and label, as `median (min-max)`, the
+    largest first. Labels whose median is below 0.005 ms are left out."""
+    lines: list[list[str]] = []
+    for record in medians(rows, by):
+        group = [row for row in rows if all(row[key] == record[key] for key in by)]
+        values: dict[str, list[float]] = {}
+        for row in group:
+            for label, cpu_ms in row.get("cpu_ms_per_output_token", {}).items():
+                values.setdefault(label, []).append(cpu_ms)
+        spreads = {label: _spread(cpu_ms) for label, cpu_ms in values.items()}
+        lines.extend(
+            [*(str(record[key]) for key in by), label, _cell(spread)]
+            for label, spread in sorted(spreads.items(), key=lambda item: -item[1]["median"])
+            if spread["median"] >= _LEAST_CPU_MS
+        )
+    return markdown_table([*by, "process", "cpu_ms_per_output_token"], lines)
+
+
 def number(value: float | None) -> str:
     """Four significant digits, and never an exponent."""
     if value is None:
@@ -83,6 +104,10 @@ def number(value: float | None) -> str:
         return "0"
     digits = max(0, 4 - len(str(int(abs(value))))) if abs(value) >= 1 else 4
     return f"{value:,.{digits}f}"
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def _cell(spread: dict[str, float] | None) -> str:

@@ -63,6 +63,8 @@ class Workload:
     """Each prefix is sent once before a run is measured, so that nobody's first sight of it is part of the figures."""
     swing: Swing | None = field(default=None, repr=False)
     """Requests of another shape that come in turns with these; `requests` counts both."""
+    in_flight: int | None = field(default=None, repr=False)
+    """Requests at a time in a closed loop, whatever others have; None: as many as the run says."""
 
     def __post_init__(self) -> None:
         for name in ("requests", "unique_tokens", "output_tokens"):
@@ -73,6 +75,8 @@ class Workload:
                 f"workload {self.name!r}: {self.prefixes} prefixes of {self.prefix_tokens} tokens; "
                 "give both as positive numbers or leave both at 0"
             )
+        if self.in_flight is not None and self.in_flight < 1:
+            raise ValueError(f"workload {self.name!r}: {self.in_flight} requests in flight; give at least 1")
         if self.swing is not None and (self.swing.stretch < 1 or self.swing.other.swing is not None):
             raise ValueError(
                 f"workload {self.name!r}: stretches of {self.swing.stretch} requests; give at least 1, and another "
@@ -137,6 +141,7 @@ def working_set(
 
 WORKING_SET = "working-set"
 SWINGING = "swinging"
+ONE_AT_A_TIME = "one-at-a-time"
 POOL_TOKENS, POOL_MULTIPLE = 8192, 4.0
 """The working set's pool and its multiple, unless others are given."""
 
@@ -147,6 +152,7 @@ WORKLOADS: dict[str, Workload] = {
         Workload("decode-heavy", requests=64, unique_tokens=64, output_tokens=128),
         Workload("balanced", requests=48, unique_tokens=256, output_tokens=64),
         Workload("shared-prefix", requests=60, unique_tokens=32, output_tokens=32, prefixes=6, prefix_tokens=768),
+        Workload(ONE_AT_A_TIME, requests=8, unique_tokens=64, output_tokens=128, in_flight=1),
         working_set(POOL_TOKENS, POOL_MULTIPLE),
         # On two cores each stretch takes some 30 s.
         Workload(

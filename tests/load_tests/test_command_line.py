@@ -20,9 +20,17 @@ def test_named_workloads_that_need_no_priming_by_default_in_closed_loop() -> Non
     arguments = parse()
     names = [each.name for each in workloads_from(arguments)]
     assert names == ["prefill-heavy", "decode-heavy", "balanced", "shared-prefix"]
-    plan = load_options_from(arguments).plan(3, seed=1)
+    plan = load_options_from(arguments).plan(WORKLOADS["balanced"], seed=1)
     assert plan.max_in_flight == 16
-    assert len(plan.due_s) == 3
+    assert len(plan.due_s) == 48
+
+
+@pytest.mark.parametrize("arrivals", [(), ("--in-flight", "4"), ("--rate", "2")])
+def test_a_load_of_one_request_at_a_time_is_that_whatever_others_are(arrivals: tuple[str, ...]) -> None:
+    options, workload = load_options_from(parse(*arrivals)), WORKLOADS["one-at-a-time"]
+    assert options.plan(workload, seed=1).max_in_flight == 1
+    assert options.arrivals(workload) == "1 in flight"
+    assert options.plan(WORKLOADS["balanced"], seed=1).max_in_flight != 1
 
 
 def test_chosen_workloads_are_scaled_and_never_run_twice() -> None:
@@ -56,11 +64,11 @@ def test_a_prefix_longer_than_the_prompt_is_refused() -> None:
 
 
 def test_open_loops(tmp_path: Path) -> None:
-    assert load_options_from(parse("--rate", "2")).plan(5, seed=1).is_open_loop
+    assert load_options_from(parse("--rate", "2")).plan(WORKLOADS["balanced"], seed=1).is_open_loop
     times = tmp_path / "times"
     times.write_text("0.5\n\n1\n")
     options = load_options_from(parse("--times", str(times)))
-    assert options.plan(2, seed=1).due_s == (0.5, 1.0)
+    assert options.plan(options.shaped(WORKLOADS["balanced"]), seed=1).due_s == (0.5, 1.0)
     assert options.shaped(WORKLOADS["balanced"]).requests == 2
     with pytest.raises(SystemExit):
         parse("--rate", "1", "--in-flight", "4")

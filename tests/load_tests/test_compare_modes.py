@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from load_tests import compare_modes
-from load_tests.compare_modes import Comparison, compare, ratio_table
+from load_tests.comparison import Comparison, compare, ratio_table
 from load_tests.measured_run import LoadOptions
 from load_tests.server_process import server_command
 from load_tests.workloads import Workload

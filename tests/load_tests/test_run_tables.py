@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from load_tests.run_tables import markdown_table, median_table, medians, number, shown_figures
+from load_tests.run_tables import cpu_table, markdown_table, median_table, medians, number, shown_figures
 
 
 def run(workload: str, throughput: float | None, **more: Any) -> dict[str, Any]:
@@ -53,3 +53,17 @@ def test_numbers_have_four_digits(value: float | None, text: str) -> None:
 
 def test_a_bar_in_a_cell_does_not_split_it() -> None:
     assert markdown_table(["a"], [["x|y"]]).splitlines()[2] == "| x\\|y |"
+
+
+def test_cpu_time_by_process_has_the_largest_first_and_leaves_out_what_is_nothing() -> None:
+    runs = [
+        run("a", 1.0, cpu_ms_per_output_token={"worker": 10.0, "proxy": 1.0, "idle": 0.001}),
+        run("a", 1.0, cpu_ms_per_output_token={"worker": 14.0, "proxy": 1.0, "idle": 0.002}),
+        run("a", 1.0, cpu_ms_per_output_token={"worker": 11.0, "proxy": 1.0, "started later": 20.0}),
+        run("b", None),
+    ]
+    assert cpu_table(runs).splitlines()[2:] == [
+        "| a | started later | 20.00 |",
+        "| a | worker | 11.00 (10.00-14.00) |",
+        "| a | proxy | 1.000 |",
+    ]

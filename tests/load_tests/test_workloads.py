@@ -20,6 +20,7 @@ SHAPES = {  # requests, prompt tokens, output tokens
     "shared-prefix": (60, 800, 32),
     "working-set": (320, 544, 16),
     "zipf-prefixes": (480, 1056, 16),
+    "one-at-a-time": (8, 64, 128),
 }
 
 
