@@ -54,6 +54,12 @@ class NativeLayerOps(TorchLayerOps):
             return super().activate(up)
         return self._kernels.activate(up.contiguous(), self._function, gated=self.spec.gated_mlp)
 
+    def fused_layers(self) -> FusedLayers | None:
+        """See LayerOps."""
+        if self._function is None:
+            return None
+        return FusedLayers(self.spec, self._kernels, self._function, self._product_rows)
+
     def _add_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
