@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from actors.engine.model_spec import ModelSpec, UnsupportedModelError
 from actors.engine.row_padding import pad_rows
+
+if TYPE_CHECKING:
+    from actors.engine.kernels.fused_layers import FusedLayers
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -44,6 +47,9 @@ class LayerOps(Protocol):
     def activate(self, up: torch.Tensor) -> torch.Tensor:
         """The MLP's activation: up [T, inner], or [T, 2 * inner] with the gate first where the MLP is gated, to
         [T, inner]."""
+
+    def fused_layers(self) -> FusedLayers | None:
+        """What runs whole layers of one instance in one call, where that is to be had."""
 
 
 class TorchLayerOps:
@@ -89,3 +95,7 @@ class TorchLayerOps:
             return self._activation(up)
         gate, up = up.chunk(2, dim=-1)
         return self._activation(gate) * up
+
+    def fused_layers(self) -> FusedLayers | None:
+        """See LayerOps."""
+        return None

@@ -6,7 +6,8 @@ elsewhere without another code path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,8 @@ class CausalModel:
         self._pages = pages
         self._lanes = lanes
         self._backend = backend
+        # Whole layers attend with our kernels too.
+        self._fused = ops.fused_layers() if backend.name == "native" else None
         self._frequencies = torch.tensor(spec.rotary_frequencies, dtype=torch.float32, device=pages.device)
 
     def forward(self, batch: StepBatch, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
@@ -85,10 +88,16 @@ class CausalModel:
         self._backend.begin(batch)
         step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype), heads)
         x, delta = self.ops.pad(x), None
-        for layer in layers:
+        fused = self._fused if self._fused is not None and self._fused.takes(x, batch) else None
+        for run, is_whole in _runs(layers, heads, one_by_one=before_layer is not None):
             if before_layer is not None:
-                before_layer(layer)
-            x, delta = self._layer(x, delta, layer, step)
+                before_layer(run.start)
+            if fused is not None and is_whole:
+                parts = [(self.layers[layer], self._kv(layer)) for layer in run]
+                x, delta = fused.run(x, delta, run.start, parts, step.rotation, batch)
+                continue
+            for layer in run:
+                x, delta = self._layer(x, delta, layer, step)
         return (x if delta is None else x + delta)[: step.num_rows]
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,16 +134,18 @@ class CausalModel:
         qkv = qkv[: step.num_rows].view(step.num_rows, -1, spec.head_dim)
         q, k, v = qkv.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if "q_norm.weight" in weights:
-            q = F.rms_norm(q, (spec.head_dim,), weights["q_norm.weight"], spec.norm_eps)
-            k = F.rms_norm(k, (spec.head_dim,), weights["k_norm.weight"], spec.norm_eps)
+            q, k = ops.norm(q, weights["q_norm.weight"], None), ops.norm(k, weights["k_norm.weight"], None)
         if step.rotation is not None:
             q, k = ops.rotate(q, *step.rotation), ops.rotate(k, *step.rotation)
-        kv = LayerKv(self._pages, self._lanes.pages(layer), spec.windows[layer], spec.head_dim**-0.5)
+        kv = self._kv(layer)
         if step.heads is None:
             out = self._backend.attend(q, k, v, kv)
         else:
             out = step.heads.attend(layer, q, k, v, kv, self._backend)
         return ops.linear(ops.pad(out.flatten(1)), weights["o.weight"], weights.get("o.bias"))
+
+    def _kv(self, layer: int) -> LayerKv:
+        return LayerKv(self._pages, self._lanes.pages(layer), self.spec.windows[layer], self.spec.head_dim**-0.5)
 
     def _mlp(self, x: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
         up = self.ops.linear(x, weights["up.weight"], weights.get("up.bias"))
@@ -148,3 +159,14 @@ class CausalModel:
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         scaling = self.spec.rotary_scaling
         return (angles.cos() * scaling).to(dtype), (angles.sin() * scaling).to(dtype)
+
+
+def _runs(layers: range, heads: StepHeads | None, *, one_by_one: bool) -> Iterator[tuple[range, bool]]:
+    """Neighbouring layers that can be run in one call, and whether all heads of each lie here."""
+
+    def kind(layer: int) -> tuple[bool, int]:
+        return heads is None or heads.are_here(layer), layer if one_by_one else 0
+
+    for (is_whole, _), run in itertools.groupby(layers, kind):
+        numbers = list(run)
+        yield range(numbers[0], numbers[-1] + 1), is_whole

@@ -50,6 +50,11 @@ class StepHeads:
         self._tables = HeadTables(step, torch.tensor(fresh_blocks, dtype=torch.int64))
         self._told: set[str] = set()
 
+    def are_here(self, layer: int) -> bool:
+        """Whether all of the layer's heads lie here."""
+        placement = self._route.placement
+        return len(placement.local_heads(layer, placement.home)) == placement.num_kv_heads
+
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: LayerKv, backend: AttentionBackend
     ) -> torch.Tensor:
@@ -60,9 +65,9 @@ class StepHeads:
             HeadsLostError: another worker's did not come.
         """
         placement, group = self._route.placement, q.shape[1] // k.shape[1]
-        own = placement.local_heads(layer, placement.home)
-        if len(own) == placement.num_kv_heads:
+        if self.are_here(layer):
             return backend.attend(q, k, v, kv)
+        own = placement.local_heads(layer, placement.home)
         asked = [
             (worker, heads, self._ask(worker, layer, heads, q, k, v))
             for worker in sorted(set(placement.lane_workers[layer]) - {placement.home})

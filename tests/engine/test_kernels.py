@@ -58,7 +58,7 @@ def test_product_of_odd_shapes(kernels: Kernels, rows: int, width: int, out: int
     check_product(kernels, rows, width, out, seed, with_bias=with_bias)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 64])
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 64, 100])
 @pytest.mark.parametrize(("width", "out"), [(32, 16), (64, 64), (96, 80), (576, 208)])
 def test_product_of_whole_tiles(kernels: Kernels, rows: int, width: int, out: int) -> None:
     check_product(kernels, rows, width, out, rows, with_bias=out == 80)
@@ -67,9 +67,9 @@ def test_product_of_whole_tiles(kernels: Kernels, rows: int, width: int, out: in
 @pytest.mark.parametrize(("width", "out"), [(128, 96), (70, 33)])
 def test_a_row_of_a_product_does_not_depend_on_the_others(kernels: Kernels, width: int, out: int) -> None:
     """So that a sequence's tokens do not depend on who is served beside it."""
-    x, weight = randn(1, 64, width), randn(2, out, width)
+    x, weight = randn(1, 100, width), randn(2, out, width)
     together = kernels.product(x, weight, None)
-    for first, last in [(0, 1), (5, 6), (7, 15), (20, 40), (31, 64)]:
+    for first, last in [(0, 1), (5, 6), (7, 15), (20, 40), (31, 64), (60, 100)]:
         assert torch.equal(kernels.product(x[first:last], weight, None), together[first:last])
 
 

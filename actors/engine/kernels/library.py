@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 from enum import IntEnum
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_norm": (_INT, _INT, *[_POINTER] * 6, *[_SIZE] * 2, _FLOAT, _INT),
     "rotate": (_INT, _INT, _POINTER, _SIZE, *[_POINTER] * 3, *[_SIZE] * 3),
     "activate": (_INT, _INT, *[_POINTER] * 2, *[_SIZE] * 2, _INT, _INT),
+    "layers": (_INT, *[_POINTER] * 2, _SIZE, _POINTER),
 }
 """Of the functions in entry.cpp."""
 
@@ -105,12 +107,12 @@ class Kernels:
         eps: float,
         rms: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + delta (x itself without a delta), and its RMS or layer norm; x and delta [T, width]."""
+        """x + delta (x itself without a delta), and its RMS or layer norm; x and delta [..., width]."""
         total = x if delta is None else torch.empty_like(x)
         y = torch.empty_like(x)
         self._library.equipoise_add_norm(
             self.instructions, _is_half(x), x.data_ptr(), _address(delta), _address(weight), _address(bias),
-            total.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1], eps, rms,
+            total.data_ptr(), y.data_ptr(), x.shape[:-1].numel(), x.shape[-1], eps, rms,
         )  # fmt: skip
         return total, y
 
@@ -133,6 +135,13 @@ class Kernels:
             self.instructions, _is_half(up), up.data_ptr(), y.data_ptr(), rows, inner, function, gated
         )
         return y
+
+    def run_layers(
+        self, shape: ctypes.Structure, layers: ctypes.Array[Any], first: int, count: int, step: ctypes.Structure
+    ) -> None:
+        """See fused_layers.py, whose structs they are."""
+        begin = ctypes.addressof(layers) + first * ctypes.sizeof(layers._type_)
+        self._library.equipoise_layers(self.instructions, ctypes.byref(shape), begin, count, ctypes.byref(step))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ namespace {
 constexpr int kTile = 16;    // rows of a tile, and numbers of float32 in a row of one
 constexpr int kDepth = 32;   // numbers of `in` a tile product
 constexpr int kPacked = kTile * kDepth;
+constexpr int kMostTiles = 4;  // of rows, that a tile of the weight is multiplied with while it is at hand
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -57,20 +58,118 @@ __m512 bias_of(const Product& p, int64_t column) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 
-// Stores the sums of one tile.
-void store(const Product& p, const float* sums, int64_t row, int64_t column) {
+int64_t row_tiles(const Product& p) { return (p.rows + kTile - 1) / kTile; }
+
+// Stores 16 columns of the `count` rows of a tile, whose sums are [column][row].
+void store(const Product& p, const float* sums, int64_t row, int64_t count, int64_t column) {
+  constexpr int kFew = 4;  // rows that are sooner picked one by one
   __m512i v[kTile];
-  for (int i = 0; i < kTile; ++i) v[i] = _mm512_load_si512(sums + i * kTile);
-  transpose(v);
+  if (count <= kFew) {
+    const __m512i columns = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
+    for (int i = 0; i < count; ++i) v[i] = _mm512_i32gather_epi32(columns, sums + i, sizeof(float));
+  } else {
+    for (int i = 0; i < kTile; ++i) v[i] = _mm512_load_si512(sums + i * kTile);
+    transpose(v);
+  }
   const __m512 bias = bias_of(p, column);
-  const int64_t count = p.rows - row < kTile ? p.rows - row : kTile;
   for (int i = 0; i < count; ++i) {
     const __m512 y = _mm512_add_ps(_mm512_castsi512_ps(v[i]), bias);
     _mm256_storeu_si256((__m256i*)(p.y + (row + i) * p.out + column), (__m256i)_mm512_cvtneps_pbh(y));
   }
 }
 
-int64_t row_tiles(const Product& p) { return (p.rows + kTile - 1) / kTile; }
+// Sums of the last tiles, which are stored while the next ones are being added up.
+class Finished {
+ public:
+  // Where the tiles of `first` and the following ones go, at `column`.
+  float* next(int64_t column, int64_t first, int tiles) {
+    now_ ^= 1;
+    column_ = column;
+    first_ = first;
+    tiles_ = tiles;
+    return sums_[now_];
+  }
+
+  void store_all(const Product& p) {
+    for (int i = 0; i < tiles_; ++i) {
+      const int64_t row = (first_ + i) * kTile, rest = p.rows - row;
+      store(p, sums_[now_] + i * kTile * kTile, row, rest < kTile ? rest : kTile, column_);
+    }
+    tiles_ = 0;
+  }
+
+ private:
+  alignas(64) float sums_[2][kMostTiles * kTile * kTile];
+  int now_ = 0, tiles_ = 0;
+  int64_t column_, first_;
+};
+
+// Asks for lines of memory in the order in which they lie. The processor's own reading ahead follows neighbouring lines,
+// and tiles of 16 columns that are far apart don't look like that.
+class Ahead {
+ public:
+  // Behind 16 columns of the weight.
+  Ahead(const Product& p, const bf16* weight) : next_(reinterpret_cast<const char*>(weight + kTile * p.in) + kLead) {}
+
+  // As much as a tile has.
+  void tile() {
+    _Pragma("GCC unroll 16")
+    for (int line = 0; line < kTile; ++line) _mm_prefetch(next_ + 64 * line, _MM_HINT_T1);
+    next_ += 64 * kTile;
+  }
+
+ private:
+  static constexpr int64_t kLead = 2048;  // bytes
+  const char* next_;
+};
+
+// 16 columns of kTiles tiles of rows, from tile `first` on. The order of adding is the same for any kTiles.
+template <int kTiles, bool kAhead>
+void columns(const Product& p, const bf16* packed, int64_t column, int64_t first, Finished& finished) {
+  const int64_t stride = p.in * int64_t(sizeof(bf16)), steps = p.in / kDepth;
+  const bf16* const weight = p.weight + column * p.in;
+  const bf16* x = packed + first * steps * kPacked;
+  Ahead ahead(p, weight);
+  _tile_zero(0);
+  if (kTiles > 1) _tile_zero(1);
+  if (kTiles > 2) _tile_zero(2);
+  if (kTiles > 3) _tile_zero(3);
+  for (int64_t step = 0; step < steps; ++step, x += kPacked) {
+    if (kAhead) ahead.tile();
+    _tile_loadd(4, weight + step * kDepth, stride);
+    _tile_loadd(5, x, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    if (kTiles > 1) {
+      _tile_loadd(6, x + steps * kPacked, 64);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    if (kTiles > 2) {
+      _tile_loadd(7, x + 2 * steps * kPacked, 64);
+      _tile_dpbf16ps(2, 4, 7);
+    }
+    if (kTiles > 3) {
+      _tile_loadd(5, x + 3 * steps * kPacked, 64);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+    if (step == steps / 2) finished.store_all(p);
+  }
+  float* const sums = finished.next(column, first, kTiles);
+  _tile_stored(0, sums, 64);
+  if (kTiles > 1) _tile_stored(1, sums + kTile * kTile, 64);
+  if (kTiles > 2) _tile_stored(2, sums + 2 * kTile * kTile, 64);
+  if (kTiles > 3) _tile_stored(3, sums + 3 * kTile * kTile, 64);
+}
+
+// `columns` of `count` tiles of rows.
+template <bool kAhead>
+void columns(const Product& p, const bf16* packed, int64_t column, int64_t first, int64_t count, Finished& finished) {
+  switch (count) {
+    case 1: columns<1, kAhead>(p, packed, column, first, finished); break;
+    case 2: columns<2, kAhead>(p, packed, column, first, finished); break;
+    case 3: columns<3, kAhead>(p, packed, column, first, finished); break;
+    case 4: columns<4, kAhead>(p, packed, column, first, finished); break;
+  }
+}
 
 }  // namespace
 
@@ -89,48 +188,15 @@ void product(const Product& p, const void* packed, int64_t first, int64_t last) 
   const TileConfig config;
   _tile_loadconfig(&config);
   const bf16* const x = static_cast<const bf16*>(packed);
-  const int64_t stride = p.in * sizeof(bf16), steps = p.in / kDepth;
-  alignas(64) float sums[4][kTile * kTile];
-  int64_t column = first;
-  for (; column + 4 * kTile <= last; column += 4 * kTile) {
-    const bf16* const w = p.weight + column * p.in;
-    for (int64_t tile = 0; tile < row_tiles(p); ++tile) {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int64_t step = 0; step < steps; ++step) {
-        const bf16* const here = w + step * kDepth;
-        _tile_loadd(7, x + (tile * steps + step) * kPacked, 64);
-        _tile_loadd(4, here, stride);
-        _tile_dpbf16ps(0, 4, 7);
-        _tile_loadd(5, here + kTile * p.in, stride);
-        _tile_dpbf16ps(1, 5, 7);
-        _tile_loadd(6, here + 2 * kTile * p.in, stride);
-        _tile_dpbf16ps(2, 6, 7);
-        _tile_loadd(4, here + 3 * kTile * p.in, stride);
-        _tile_dpbf16ps(3, 4, 7);
-      }
-      _tile_stored(0, sums[0], 64);
-      _tile_stored(1, sums[1], 64);
-      _tile_stored(2, sums[2], 64);
-      _tile_stored(3, sums[3], 64);
-      for (int i = 0; i < 4; ++i) store(p, sums[i], tile * kTile, column + i * kTile);
+  const int64_t tiles = row_tiles(p);
+  Finished finished;
+  for (int64_t column = first; column < last; column += kTile) {
+    columns<true>(p, x, column, 0, tiles < kMostTiles ? tiles : kMostTiles, finished);
+    for (int64_t tile = kMostTiles; tile < tiles; tile += kMostTiles) {
+      columns<false>(p, x, column, tile, tiles - tile < kMostTiles ? tiles - tile : kMostTiles, finished);
     }
   }
-  for (; column < last; column += kTile) {
-    const bf16* const w = p.weight + column * p.in;
-    for (int64_t tile = 0; tile < row_tiles(p); ++tile) {
-      _tile_zero(0);
-      for (int64_t step = 0; step < steps; ++step) {
-        _tile_loadd(7, x + (tile * steps + step) * kPacked, 64);
-        _tile_loadd(4, w + step * kDepth, stride);
-        _tile_dpbf16ps(0, 4, 7);
-      }
-      _tile_stored(0, sums[0], 64);
-      store(p, sums[0], tile * kTile, column);
-    }
-  }
+  finished.store_all(p);
   _tile_release();
 }
 

@@ -1,0 +1,146 @@
+// See layers.h.
+#include "layers.h"
+
+#include <time.h>
+
+#include "operations.h"
+
+namespace equipoise {
+namespace {
+
+enum Part : int { kProducts, kAttention, kRows };
+
+// Adds this thread's time in a scope to that of a part, if somebody wants to know.
+class Timed {
+ public:
+  Timed(double* seconds, Part part) : seconds_(seconds ? seconds + part : nullptr) {
+    if (seconds_) *seconds_ -= now_s();
+  }
+  ~Timed() {
+    if (seconds_) *seconds_ += now_s();
+  }
+
+ private:
+  static double now_s() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+  }
+
+  double* const seconds_;
+};
+
+class Run {
+ public:
+  Run(int set, const Shape& shape, const Step& step) : set_(set), shape_(shape), step_(step) {
+    thread_local Scratch memory;
+    const int64_t widths[] = {shape.hidden, shape.hidden, qkv_heads() * shape.head_dim, qk_heads() * shape.head_dim,
+                              shape.heads * shape.head_dim, shape.inner * (shape.gated ? 2 : 1), shape.inner};
+    bf16** const buffers[] = {&normed_, &sum_, &qkv_, &rotated_, &attended_, &up_, &active_};
+    int64_t total = 0;
+    for (const int64_t width : widths) total += width;
+    bf16* next = static_cast<bf16*>(memory.at_least(total * step.rows * int64_t(sizeof(bf16))));
+    for (int i = 0; i < 7; ++i) {
+      *buffers[i] = next;
+      next += widths[i] * step.rows;
+    }
+  }
+
+  // Norms first: x and `delta` are the layer's input, and x and step.delta its output.
+  void pre_norm(const Layer& l, const bf16* delta) {
+    norm(delta, step_.x, normed_, l.attention_norm, l.attention_norm_bias);
+    attention(l, normed_);
+    norm(step_.delta, step_.x, normed_, l.mlp_norm, l.mlp_norm_bias);
+    mlp(l, normed_);
+  }
+
+  // Norms last: x is input and output.
+  void post_norm(const Layer& l) {
+    attention(l, step_.x);
+    norm(step_.delta, sum_, step_.x, l.attention_norm, l.attention_norm_bias);
+    mlp(l, step_.x);
+    norm(step_.delta, sum_, step_.x, l.mlp_norm, l.mlp_norm_bias);
+  }
+
+ private:
+  int64_t qk_heads() const { return shape_.heads + shape_.kv_heads; }
+  int64_t qkv_heads() const { return qk_heads() + shape_.kv_heads; }
+
+  // sum = x + delta, unless that is null, and y = norm(sum)
+  void norm(const bf16* delta, bf16* sum, bf16* y, const bf16* weight, const bf16* bias) {
+    const Timed timed(step_.seconds, kRows);
+    add_norm<bf16>(set_, {step_.x, delta, weight, bias, sum, y, shape_.hidden, shape_.eps, shape_.rms != 0},
+                   step_.rows);
+  }
+
+  void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* y, int64_t in, int64_t out) {
+    const Timed timed(step_.seconds, kProducts);
+    multiply(set_, {x, weight, bias, y, step_.rows, in, out});
+  }
+
+  // Each of some heads of the rows of q, k and v by itself, in place.
+  void norm_heads(bf16* first, int64_t heads, const bf16* weight) {
+    const int64_t width = shape_.head_dim;
+    for (int64_t row = 0; row < step_.rows; ++row, first += qkv_heads() * width) {
+      add_norm<bf16>(set_, {first, nullptr, weight, nullptr, nullptr, first, width, shape_.eps, true}, heads);
+    }
+  }
+
+  // step.delta = attention(x)
+  void attention(const Layer& l, const bf16* x) {
+    const int64_t dim = shape_.head_dim, width = shape_.heads * dim;
+    linear(x, l.qkv, l.qkv_bias, qkv_, shape_.hidden, qkv_heads() * dim);
+    const bf16* qk = qkv_;
+    int64_t qk_stride = qkv_heads() * dim;
+    {
+      const Timed timed(step_.seconds, kRows);
+      if (l.q_norm) norm_heads(qkv_, shape_.heads, l.q_norm);
+      if (l.k_norm) norm_heads(qkv_ + width, shape_.kv_heads, l.k_norm);
+      if (step_.cos) {
+        rotate<bf16>(set_, {qkv_, rotated_, step_.cos, step_.sin, qk_stride, qk_heads(), dim}, step_.rows);
+        qk = rotated_;
+        qk_stride = qk_heads() * dim;
+      }
+    }
+    {
+      const Timed timed(step_.seconds, kAttention);
+      const Pages pages{l.page_of, l.capacity, shape_.block_tokens, dim};
+      write(pages, step_.pages, qk + width, qkv_ + qk_heads() * dim, qk_stride, qkv_heads() * dim, step_.write_blocks,
+            step_.write_offsets, step_.rows, shape_.kv_heads);
+      const Decode decode{pages, step_.blocks, step_.context, step_.width, shape_.kv_heads,
+                          shape_.heads / shape_.kv_heads, qk_stride, l.window, shape_.scale};
+      attend<bf16>(set_, decode, {qk, step_.pages, attended_}, step_.rows);
+    }
+    linear(attended_, l.o, l.o_bias, step_.delta, width, shape_.hidden);
+  }
+
+  // step.delta = mlp(x)
+  void mlp(const Layer& l, const bf16* x) {
+    linear(x, l.up, l.up_bias, up_, shape_.hidden, shape_.inner * (shape_.gated ? 2 : 1));
+    {
+      const Timed timed(step_.seconds, kRows);
+      activate<bf16>(set_, {up_, active_, shape_.inner, Activation(shape_.function), shape_.gated != 0}, step_.rows);
+    }
+    linear(active_, l.down, l.down_bias, step_.delta, shape_.inner, shape_.hidden);
+  }
+
+  const int set_;
+  const Shape& shape_;
+  const Step& step_;
+  bf16 *normed_, *sum_, *qkv_, *rotated_, *attended_, *up_, *active_;  // each [rows, its width]
+};
+
+}  // namespace
+
+void run_layers(int set, const Shape& shape, const Layer* layers, int64_t count, const Step& step) {
+  Run run(set, shape, step);
+  for (int64_t i = 0; i < count; ++i) {
+    if (shape.pre_norm) {
+      run.pre_norm(layers[i], i ? step.delta : step.before);
+    } else {
+      run.post_norm(layers[i]);
+    }
+  }
+}
+
+}  // namespace equipoise

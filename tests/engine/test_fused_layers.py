@@ -1,0 +1,132 @@
+"""Layers in one call against the same layers operation by operation, to the bit: all families and instruction sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.engine.attention.native import NativeAttention
+from actors.engine.batch import StepBatch, build_batch
+from actors.engine.kernels.layer_ops import NativeLayerOps
+from actors.engine.kernels.library import InstructionSet, Kernels
+from actors.engine.loading import LoadedModel
+from actors.engine.model import CausalModel
+from actors.engine.request import EngineRequest, SamplingParams
+from actors.engine.sequence import SequenceState
+from actors.engine.step_plan import Chunk
+from tests.engine.conftest import MakeEngine
+from tests.engine.kernel_sets import SETS, kernels_of
+
+FAMILIES = ["llama", "qwen2", "qwen3", "opt", "opt-post-norm", "mistral-window"]
+
+
+@pytest.fixture(params=SETS, ids=[each.name for each in SETS])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return kernels_of(request.param)
+
+
+def load(folder: Path, make_engine: MakeEngine) -> LoadedModel:
+    loaded = make_engine(folder, dtype="bfloat16", kv_cache_blocks=16).loaded
+    generator = torch.Generator().manual_seed(1)
+    for layer in loaded.model.layers.values():  # biases and norms of new models are zeros and ones
+        for tensor in layer.values():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
+    return loaded
+
+
+def models(loaded: LoadedModel, kernels: Kernels) -> tuple[CausalModel, CausalModel]:
+    """One that runs layers in one call, and one that does not, over the same memory."""
+    fused, apart = (
+        CausalModel(
+            loaded.spec, {}, loaded.model.layers, loaded.arena.pages, loaded.lanes, NativeAttention(kernels),
+            NativeLayerOps(loaded.spec, kernels),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert fused._fused is not None
+    apart._fused = None
+    return fused, apart
+
+
+def decodes(contexts: list[int], loaded: LoadedModel) -> StepBatch:
+    """Sequences of so many tokens, each with blocks of its own among the first eight."""
+    block_tokens, free = loaded.layout.block_tokens, list(range(8))
+    chunks = []
+    for context in contexts:
+        request = EngineRequest("r", tuple(range(context)), SamplingParams(max_tokens=1))
+        sequence = SequenceState(request, 0, lambda keys, tokens: [])
+        sequence.num_computed = context - 1
+        sequence.block_ids = [free.pop() for _ in range(-(-context // block_tokens))]
+        chunks.append(Chunk(sequence, 1, context - 1))
+    return build_batch(chunks, [], block_tokens, torch.device("cpu"))
+
+
+def check_same(loaded: LoadedModel, fused: CausalModel, apart: CausalModel, batch: StepBatch) -> None:
+    """Also of a part of the layers, one by one, and what is written to pages."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(len(batch.token_ids), loaded.spec.hidden_size, generator=generator).bfloat16()
+    given = x.clone()
+    own = torch.cat([loaded.lanes.pages(layer).flatten() for layer in range(loaded.spec.num_layers)])
+    loaded.arena.pages[own] = torch.randn(len(own), *loaded.arena.pages.shape[1:], generator=generator).bfloat16()
+    before = loaded.arena.pages.clone()
+    num_layers = loaded.spec.num_layers
+    for layers, before_layer in [
+        (range(num_layers), None),
+        (range(1, num_layers), None),
+        (range(num_layers), lambda layer: None),  # waits before each, so that they are run one by one
+    ]:
+        results = []
+        for model in (fused, apart):
+            loaded.arena.pages.copy_(before)
+            with torch.inference_mode():
+                results.append((model.run_layers(x, layers, batch, before_layer), loaded.arena.pages.clone()))
+        assert torch.equal(*(hidden for hidden, _ in results))
+        assert torch.equal(*(pages for _, pages in results))
+        assert not torch.equal(results[0][1], before)
+    assert torch.equal(x, given)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_bits_as_operation_by_operation(
+    family: str, family_folders: dict[str, Path], make_engine: MakeEngine, kernels: Kernels
+) -> None:
+    loaded = load(family_folders[family], make_engine)
+    for contexts in ([1], [33], [5, 16, 17], [40, 1, 2, 30, 9]):
+        check_same(loaded, *models(loaded, kernels), decodes(contexts, loaded))
+
+
+def test_weights_and_pages_may_come_to_lie_elsewhere(llama_folder: Path, make_engine: MakeEngine) -> None:
+    """As they do when layers and heads move."""
+    loaded = load(llama_folder, make_engine)
+    fused, apart = models(loaded, kernels_of(InstructionSet.AVX2))
+    batch = decodes([20, 3], loaded)
+    check_same(loaded, fused, apart, batch)
+    loaded.model.layers[1] = {role: tensor.clone() * 2 for role, tensor in loaded.model.layers[1].items()}
+    check_same(loaded, fused, apart, batch)
+    loaded.lanes.give_up(2)  # of four slabs of four blocks
+    (slab,) = loaded.arena.take(1)
+    loaded.lanes.relocate({((1, 0), 0): slab})
+    check_same(loaded, fused, apart, batch)
+
+
+def test_more_threads_change_nothing(llama_folder: Path, make_engine: MakeEngine) -> None:
+    loaded = load(llama_folder, make_engine)
+    fused, apart = models(loaded, kernels_of(InstructionSet.AVX2))
+    torch.set_num_threads(2)
+    try:
+        check_same(loaded, fused, apart, decodes([9] * 8, loaded))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_prompts_and_float32_are_run_operation_by_operation(llama_folder: Path, make_engine: MakeEngine) -> None:
+    loaded = load(llama_folder, make_engine)
+    ops = NativeLayerOps(loaded.spec, kernels_of(InstructionSet.AVX2))
+    fused = ops.fused_layers()
+    assert fused is not None
+    batch = decodes([3], loaded)
+    assert fused.takes(torch.zeros(1, 8, dtype=torch.bfloat16), batch)
+    assert not fused.takes(torch.zeros(1, 8), batch)
+    assert not fused.takes(torch.zeros(1000, 8, dtype=torch.bfloat16), batch)
