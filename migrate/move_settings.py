@@ -17,7 +17,12 @@ class MoveSettings:
     """
 
     period_s: float = 2.0
-    """Seconds between two plans, and of traffic that each is made from."""
+    """Seconds between two plans."""
+    window_s: float = 6.0
+    """Seconds of traffic that each is made from."""
+    busy_from: float = 0.7
+    """Share of its time, or of its memory, from which a worker is short of it. Nothing of its own leaves one that is
+    not, and what is away comes home."""
     delta_layers: float = 0.15
     """Distance of the most or least loaded worker's U from the mean above which layers are moved."""
     delta_heads: float = 0.08
@@ -59,6 +64,7 @@ class MoveSettings:
 
 
 _LOWEST: Final = {
+    "busy_from": (0.0, True),
     "delta_home": (0.0, True),
     "cool_down_s": (0.0, True),
     "compute_weight": (0.0, True),

@@ -40,6 +40,11 @@ class Prediction:
         return self.weight_bytes + self.kv_bytes
 
     @property
+    def busy_before(self) -> float:
+        """Share of its time, and more where there is a backlog, that the busier end has work for."""
+        return max(end.compute for end in self.before.values())
+
+    @property
     def peak_before(self) -> float:
         """The higher U of the two ends."""
         return max(end.weighted for end in self.before.values())
@@ -76,14 +81,16 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
     # What is cached goes along as far as the destination takes it.
     copied_blocks = max(live_blocks, min(grant_blocks, live_blocks + figures.cached_blocks))
     kv_bytes = new_lanes * copied_blocks * sizes.page_bytes
+    before = {end: utilisation(fleet, end, settings) for end in ends}
+    busy = max(end.compute for end in before.values())
     return Prediction(
-        before={end: utilisation(fleet, end, settings) for end in ends},
+        before=before,
         after={end: utilisation(later, end, settings) for end in ends},
         itl_before_s={home: inter_token_s(fleet, home, settings.horizon_s) for home in touched},
         itl_after_s={home: inter_token_s(later, home, settings.horizon_s) for home in touched},
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
-        transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends),
+        transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends, busy),
         needed_bytes=needed_bytes,
         free_bytes=free_bytes,
         grant_blocks=grant_blocks,
