@@ -61,7 +61,7 @@ class MovesSettings(SettingsBlock):
         description="Modules go home when home, with all of them, is at most so far above the least loaded worker. "
         "Below delta_heads.",
     )
-    latency_budget_s: float = Field(default=5.0, gt=0, description="Longest that a move may be predicted to take.")
+    latency_budget_s: float = Field(default=10.0, gt=0, description="Longest that a move may be predicted to take.")
     rho: float = Field(default=1.5, ge=1, description="A move must gain so many times what it costs.")
     horizon_s: float = Field(
         default=30.0,

@@ -155,6 +155,7 @@ def _prediction(prediction: Prediction) -> Json:
         "weight_bytes": prediction.weight_bytes,
         "kv_bytes": prediction.kv_bytes,
         "transfer_s": prediction.transfer_s,
+        "waiting_s": prediction.waiting_s,
         "needed_bytes": prediction.needed_bytes,
         "free_bytes": prediction.free_bytes,
         "grant_blocks": prediction.grant_blocks,

@@ -144,11 +144,13 @@ class CostModel:
     def link_between(self, one: str, other: str) -> LinkSpeed:
         return self.links.get(frozenset((one, other)), self.link)
 
-    def copy_s(self, num_bytes: int, source: str, destination: str, busy: float) -> float:
-        """Seconds of a move that copies `num_bytes`: transfer and switch (BanaServe: `S / B_net + T_sync`), and what
-        that is delayed where the busier end works for a share `busy` of its time (ours)."""
-        delay_s = num_bytes * self.loaded_byte_s * min(busy, 1.0)
-        return self.link_between(source, destination).trip_s(num_bytes) + delay_s + self.switch_s
+    def copy_s(self, num_bytes: int, source: str, destination: str) -> float:
+        """Seconds of a move that copies `num_bytes`: transfer and switch (BanaServe: `S / B_net + T_sync`)."""
+        return self.link_between(source, destination).trip_s(num_bytes) + self.switch_s
+
+    def waiting_s(self, num_bytes: int, busy: float) -> float:
+        """Seconds that it takes longer where the busier end works for a share `busy` of its time (ours)."""
+        return num_bytes * self.loaded_byte_s * min(busy, 1.0)
 
     def hidden_round_trip_s(self, rows: float, one: str, other: str) -> float:
         """What one step pays to run layers elsewhere: hidden states of `rows` rows there and back."""

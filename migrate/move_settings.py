@@ -29,7 +29,7 @@ class MoveSettings:
     """The same above which heads are moved."""
     delta_home: float = 0.05
     """Modules go home when home, with all of them, has a U at most this far above the least loaded worker's."""
-    latency_budget_s: float = 5.0
+    latency_budget_s: float = 10.0
     """Longest time that a move may take."""
     rho: float = 1.5
     """A move must gain this many times what it costs."""

@@ -73,8 +73,8 @@ class Observer:
     def _is_unmeasured(self, figures: Sequence[WorkerFigures]) -> bool:
         """Whether there is work of a kind that has not been measured, and would seem to cost nothing beside the
         other: a worker's first steps are not measured, and some have run theirs long before others."""
-        has_prompts = any(item.prefill_tokens_per_s or item.pending_prefill_tokens for item in figures)
-        has_decodes = any(item.decode_tokens_per_s or item.pending_decode_tokens for item in figures)
+        has_prompts = any(item.prefilled_tokens_per_s or item.pending_prefill_tokens for item in figures)
+        has_decodes = any(item.running or item.pending_decode_tokens for item in figures)
         return (has_prompts and not self._times.knows_prompts) or (has_decodes and not self._times.knows_decodes)
 
     def _figures(self, name: str) -> WorkerFigures:

@@ -105,8 +105,11 @@ def _candidates(
     settings: MoveSettings,
 ) -> Iterator[Move]:
     """Layers when the gap is wide, heads when it is narrow or memory alone is the trouble, nothing when it is small or
-    the source has enough of both. Nor heads where the two share the layers already: what is left of a gap then is not
-    worth two more trips in each layer of steps that travel anyway."""
+    the source has enough of both.
+
+    No layers of the source's own as long as it has some of the destination's: those go home first, or every token of
+    either would wait for the other's prompts. Nor heads where the two share the layers already: what is left of a gap
+    then is not worth two more trips in each layer of steps that travel anyway."""
     fleet, high, low = situation.fleet, loads[source], loads[destination]
     if high.scarcest < settings.busy_from:
         return iter(())
@@ -115,10 +118,13 @@ def _candidates(
     memory_alone = settings.compute_weight * (high.compute - low.compute) <= settings.delta_heads
     if gap <= settings.delta_heads:
         return iter(())
+    layers: Iterator[Move] = layer_moves(fleet, source, destination)
+    if fleet.part(destination, source).layers:
+        layers = (move for move in layers if move.instance != source)
     if wide and not memory_alone:
-        return layer_moves(fleet, source, destination)
+        return layers
     if wide and (fleet.model.sizes.num_kv_heads == 1 or not situation.abilities.heads):
-        return chain(head_moves(fleet, source, destination), layer_moves(fleet, source, destination))
+        return chain(head_moves(fleet, source, destination), layers)
     if not memory_alone and fleet.part(source, destination).layers:
         return iter(())
     return head_moves(fleet, source, destination)
@@ -184,11 +190,13 @@ def _rank(verdict: Verdict, predicted: Prediction) -> tuple[int, bool, int]:
 
 
 def _if_worth_it(verdict: Verdict, predicted: Prediction, settings: MoveSettings) -> Verdict:
-    gain_s = (predicted.peak_before - predicted.peak_after) * settings.horizon_s
-    cost_s = settings.rho * predicted.transfer_s
+    # While copies wait nothing is gained yet, and nothing lost either.
+    moving_s = predicted.transfer_s - predicted.waiting_s
+    gain_s = (predicted.peak_before - predicted.peak_after) * (settings.horizon_s - predicted.waiting_s)
+    cost_s = settings.rho * moving_s
     detail = (
         f"the peak falls from {predicted.peak_before:.3f} to {predicted.peak_after:.3f}, worth {gain_s:.3g} s; "
-        f"{predicted.transfer_s:.3g} s of moving count as {cost_s:.3g} s"
+        f"{moving_s:.3g} s of moving count as {cost_s:.3g} s, after {predicted.waiting_s:.3g} s of waiting"
     )
     return replace(verdict, reason=Reason.ACCEPTED if gain_s > cost_s else Reason.LITTLE_GAIN, detail=detail)
 

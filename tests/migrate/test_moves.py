@@ -103,11 +103,10 @@ def test_a_move_takes_its_bytes_and_the_switch() -> None:
         loaded_byte_s=0.01,
         switch_s=0.3,
     )
-    assert cost.copy_s(2000, "a", "c", busy=0.0) == pytest.approx(2 + 0.1 + 0.3)
-    assert cost.copy_s(2000, "b", "a", busy=0.0) == pytest.approx(4 + 0.2 + 0.3)
+    assert cost.copy_s(2000, "a", "c") == pytest.approx(2 + 0.1 + 0.3)
+    assert cost.copy_s(2000, "b", "a") == pytest.approx(4 + 0.2 + 0.3)
     # 20 s longer where an end has no time at all.
-    assert cost.copy_s(2000, "b", "a", busy=0.25) == pytest.approx(4 + 0.2 + 0.3 + 5)
-    assert cost.copy_s(2000, "b", "a", busy=3.0) == pytest.approx(4 + 0.2 + 0.3 + 20)
+    assert [cost.waiting_s(2000, busy) for busy in (0.0, 0.25, 1.0, 3.0)] == pytest.approx([0, 5, 20, 20])
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,8 @@ def test_no_candidate_is_better_than_the_one_chosen(data: st.DataObject) -> None
     every = all_layer_moves if gap > wanted.delta_layers and compute_gap > wanted.delta_heads else all_head_moves
     moves = [move for placement in now.placements.values() for move in every(placement, source, destination)]
     chosen = [verdict for verdict in balancing if verdict.reason in (Reason.ACCEPTED, Reason.LITTLE_GAIN)]
+    if placed.layers_on("b") and source == "b":  # it has layers of a: none of its own go there
+        moves = [move for move in moves if isinstance(move, HeadMove) or move.instance != "b"]
     homeward = [move for move in moves if move.destination == move.instance]
     if lowest_peak(now, homeward, wanted) < max(load.weighted for load in loads.values()) - 1e-6:
         moves = homeward
