@@ -8,6 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 
@@ -246,7 +247,7 @@ class SimulatedServing:
             assert isinstance(order.move, LayerMove)
             self.moved.append((self.now_s, order.move))
             took_s = 0.1 + order.prediction.transfer_bytes / COPY_BYTES_PER_S
-            self._after(took_s, lambda order=order, took_s=took_s: self._moved(order, took_s))
+            self._after(took_s, partial(self._moved, order, took_s))
         self._after(period_s, self._turn)
 
     def _moved(self, order: Order, took_s: float) -> None:
