@@ -36,8 +36,18 @@ class MovesSettings(SettingsBlock):
     automatic: bool = Field(
         default=True, description="Whether modules move by themselves. false: only when somebody orders it."
     )
-    period_s: float = Field(
-        default=2.0, gt=0, description="Seconds between two plans, and of traffic that each is made from."
+    period_s: float = Field(default=2.0, gt=0, description="Seconds between two plans.")
+    window_s: float = Field(
+        default=6.0,
+        gt=0,
+        description="Seconds of traffic that each plan is made from, or a period if that is longer. Nothing is planned "
+        "before they have passed, nor of workers whose last move ended within them.",
+    )
+    busy_from: float = Field(
+        default=0.7,
+        ge=0,
+        description="Share of its time, or of its memory, from which a worker is short of it: only then do modules of "
+        "its own leave it. They come home when it would have delta_layers less with them. 0: whenever loads differ.",
     )
     delta_layers: float = Field(
         default=0.15,
@@ -51,7 +61,7 @@ class MovesSettings(SettingsBlock):
         description="Modules go home when home, with all of them, is at most so far above the least loaded worker. "
         "Below delta_heads.",
     )
-    latency_budget_s: float = Field(default=5.0, gt=0, description="Longest that a move may be predicted to take.")
+    latency_budget_s: float = Field(default=10.0, gt=0, description="Longest that a move may be predicted to take.")
     rho: float = Field(default=1.5, ge=1, description="A move must gain so many times what it costs.")
     horizon_s: float = Field(
         default=30.0,

@@ -132,7 +132,7 @@ class Controller:
             # What lies where was asked before this was over: the answer may be of before, or of after.
             if entry.ended_s >= seen.asked_s:
                 under_way.append(entry.order.move)
-            if now_s - entry.ended_s < cool_down_s:
+            if now_s - entry.ended_s < max(cool_down_s, self.settings.planner.window_s):
                 recent.append(EndedMove(entry.order.move, entry.ended_s))
         return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s, seen.busy, self.abilities)
 

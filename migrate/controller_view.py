@@ -15,6 +15,7 @@ from migrate.planner import Plan
 from migrate.prediction import Prediction
 from migrate.utilisation import Utilisation, utilisation
 from migrate.verdict import Verdict
+from migrate.worker_figures import WorkerFigures
 
 SHOWN_ENTRIES: Final = 50
 """Of the history: whoever waits for a move asks twice a second."""
@@ -23,13 +24,19 @@ Json = dict[str, Any]
 
 
 def status_view(controller: Controller, seen: Observation, now_s: float) -> Json:
-    """Where everything is, how loaded the workers are, what is under way and, newest first, what came of orders."""
+    """Where everything is, how loaded the workers are and what that was made from, what is under way and, newest first,
+    what came of orders."""
     fleet, planner = seen.fleet, controller.settings.planner
     return {
         "workers": {
-            name: {**_utilisation(utilisation(fleet, name, planner)), "busy": seen.busy.get(name)}
+            name: {
+                **_utilisation(utilisation(fleet, name, planner)),
+                "busy": seen.busy.get(name),
+                "figures": _figures(fleet.figures[name]),
+            }
             for name in sorted(fleet.figures)
         },
+        "times": asdict(fleet.model.times),
         "placements": [placement_view(fleet.placements[home]) for home in sorted(fleet.placements)],
         "modules_away": modules_away(fleet.placements.values()),
         "not_planned": seen.not_planned or None,
@@ -148,10 +155,15 @@ def _prediction(prediction: Prediction) -> Json:
         "weight_bytes": prediction.weight_bytes,
         "kv_bytes": prediction.kv_bytes,
         "transfer_s": prediction.transfer_s,
+        "waiting_s": prediction.waiting_s,
         "needed_bytes": prediction.needed_bytes,
         "free_bytes": prediction.free_bytes,
         "grant_blocks": prediction.grant_blocks,
     }
+
+
+def _figures(figures: WorkerFigures) -> Json:
+    return {name: value for name, value in asdict(figures).items() if name != "worker"}
 
 
 def _utilisation(load: Utilisation) -> Mapping[str, float]:

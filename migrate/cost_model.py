@@ -50,6 +50,8 @@ class MeasuredTimes:
     """One row of a decode step in one layer."""
     full_batch: int
     """Rows of a decode step when a worker is fully used."""
+    known_rows: float = 0.0
+    """Rows of the decode steps that were measured, mean over their rows. 0: not known."""
     head_step_s: float = 0.0
     """What a decode step costs at home beside the layers (final norm, output head, sampling), whatever its rows."""
     head_row_s: float = 0.0
@@ -77,16 +79,17 @@ class MeasuredTimes:
         """What the same step takes at home beside the layers."""
         return self.head_step_s + self.head_row_s * rows
 
-    def decode_token_s(self, groups: int) -> float:
-        """One token in one layer when a full batch is decoded in `groups` groups, as it is on as many workers (ours).
+    def decode_token_s(self, rows: float, groups: int) -> float:
+        """One token in one layer when `rows` requests are decoded in `groups` groups, as they are on as many workers
+        (ours).
 
         Two workers keep each other busy by taking turns at two half batches, and each half costs a whole `step_s`.
         """
-        return self.step_s * groups / self.full_batch + self.row_s
+        return self.step_s * min(groups, rows) / rows + self.row_s
 
-    def head_token_s(self, groups: int) -> float:
+    def head_token_s(self, rows: float, groups: int) -> float:
         """The same for what is done at home beside the layers."""
-        return self.head_step_s * groups / self.full_batch + self.head_row_s
+        return self.head_step_s * min(groups, rows) / rows + self.head_row_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +128,16 @@ class CostModel:
     """Of pairs that `links` does not have."""
     links: Mapping[frozenset[str], LinkSpeed] = field(default_factory=dict)
     """By the two workers' ids, once measured."""
+    loaded_byte_s: float = 0.0
+    """Seconds that a byte of a move takes longer where an end is busy all the time: pages wait for a step of both."""
     switch_s: float = 0.0
     """Time of a move that is not copying: grant, drain, switch."""
     hosted_slice_s: float | None = None
-    """Longest piece of hosted work between two own steps. None: as long as an own decode step."""
+    """Longest piece of hosted work between two own steps, where the engine bounds it. None: a whole step's."""
 
     def __post_init__(self) -> None:
-        for name, value in (("switch_s", self.switch_s), ("hosted_slice_s", self.hosted_slice_s or 0.0)):
+        for name in ("loaded_byte_s", "switch_s", "hosted_slice_s"):
+            value = getattr(self, name) or 0.0
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}; it must be finite and 0 or more")
 
@@ -141,6 +147,10 @@ class CostModel:
     def copy_s(self, num_bytes: int, source: str, destination: str) -> float:
         """Seconds of a move that copies `num_bytes`: transfer and switch (BanaServe: `S / B_net + T_sync`)."""
         return self.link_between(source, destination).trip_s(num_bytes) + self.switch_s
+
+    def waiting_s(self, num_bytes: int, busy: float) -> float:
+        """Seconds that it takes longer where the busier end works for a share `busy` of its time (ours)."""
+        return num_bytes * self.loaded_byte_s * min(busy, 1.0)
 
     def hidden_round_trip_s(self, rows: float, one: str, other: str) -> float:
         """What one step pays to run layers elsewhere: hidden states of `rows` rows there and back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from migrate.fleet import Fleet
+from migrate.offered_work import offered
 
 
 def inter_token_s(fleet: Fleet, instance: str, horizon_s: float) -> float:
@@ -15,7 +16,7 @@ def inter_token_s(fleet: Fleet, instance: str, horizon_s: float) -> float:
     groups have had their turn at the slowest worker, whichever is later. A turn is
 
     - at home, the step there, and what is run for others before it: the hosted work that arrives meanwhile, but at most
-      one slice, which is how the engine bounds it;
+      one piece: a chunk of their prompts through the layers that are here, or less where the engine bounds it;
     - at a host, the layers there, and the rest of the host's own step that is under way, taken to be a whole one, as
       often as the host is busy with other things.
 
@@ -30,7 +31,7 @@ def inter_token_s(fleet: Fleet, instance: str, horizon_s: float) -> float:
     trips_s = 0.0
     for host in turns:
         trips_s += fleet.model.hidden_round_trip_s(rows, instance, host)
-        turns[host] += busy_with_others(fleet, instance, host, horizon_s) * _own_step_s(fleet, host)
+        turns[host] += busy_with_others(fleet, instance, host, horizon_s) * _step_s(fleet, host, host)
     turns[instance] = at_home_s + _wait_at_home_s(fleet, instance, at_home_s, horizon_s)
     groups = figures.running / rows
     return max(sum(turns.values()) + trips_s, groups * max(turns.values()))
@@ -59,7 +60,7 @@ def busy_with_others(fleet: Fleet, instance: str, worker: str, horizon_s: float)
     for figures in fleet.figures.values():
         if figures.worker == instance:
             continue
-        prefill, _ = figures.offered(horizon_s)
+        prefill = _prefill_tokens_per_s(fleet, figures.worker, horizon_s)
         busy += prefill * times.prefill_token_s * fleet.part(figures.worker, worker).prefill_layers
         if figures.running > 0:
             steps_per_s = figures.decode_tokens_per_s / rows_of_a_group(fleet, figures.worker)
@@ -88,6 +89,18 @@ def _layers_s(fleet: Fleet, instance: str, rows: float, horizon_s: float) -> dic
     return seconds
 
 
+def _prefill_tokens_per_s(fleet: Fleet, instance: str, horizon_s: float) -> float:
+    """Prompt tokens of `instance` that are computed in a second: those that arrive, or as many as its busiest worker
+    gets done, when it cannot do more or as long as prompts wait. A backlog is not worked off at leisure."""
+    figures = fleet.figures[instance]
+    each_s = fleet.model.times.prefill_token_s * max(part.prefill_layers for part in fleet.parts[instance].values())
+    tokens_per_s, _ = offered(fleet, instance, horizon_s)
+    if each_s <= 0 or tokens_per_s <= 0:
+        return tokens_per_s
+    waits = figures.pending_prefill_tokens > figures.prefill_step_tokens
+    return 1 / each_s if waits else min(tokens_per_s, 1 / each_s)
+
+
 def _decode_step_s(fleet: Fleet, instance: str, worker: str) -> float:
     """Seconds that one decode step of `instance` keeps `worker` busy."""
     rows = rows_of_a_group(fleet, instance)
@@ -95,17 +108,20 @@ def _decode_step_s(fleet: Fleet, instance: str, worker: str) -> float:
     return seconds + fleet.model.times.head_s(rows) if worker == instance else seconds
 
 
-def _own_step_s(fleet: Fleet, worker: str) -> float:
-    """Seconds of a step of the instance that is at home on `worker`: a chunk of prompts and its decodes."""
-    figures = fleet.figures.get(worker)
+def _step_s(fleet: Fleet, instance: str, worker: str) -> float:
+    """Seconds that a whole step of `instance`, a chunk of prompts and its decodes, keeps `worker` busy."""
+    figures = fleet.figures.get(instance)
     if figures is None:
         return 0.0
-    prefill_layers = fleet.part(worker, worker).prefill_layers
+    prefill_layers = fleet.part(instance, worker).prefill_layers
     chunk_s = figures.prefill_step_tokens * fleet.model.times.prefill_token_s * prefill_layers
-    return chunk_s + (_decode_step_s(fleet, worker, worker) if figures.running > 0 else 0.0)
+    return chunk_s + (_decode_step_s(fleet, instance, worker) if figures.running > 0 else 0.0)
 
 
 def _wait_at_home_s(fleet: Fleet, instance: str, step_s: float, horizon_s: float) -> float:
-    longest_s = step_s if fleet.model.hosted_slice_s is None else fleet.model.hosted_slice_s
+    others = (other for other in fleet.figures if other != instance)
+    longest_s = max((_step_s(fleet, other, instance) for other in others), default=0.0)
+    if fleet.model.hosted_slice_s is not None:
+        longest_s = min(longest_s, fleet.model.hosted_slice_s)
     hosted = busy_with_others(fleet, instance, instance, horizon_s)
     return longest_s if hosted >= 1 else min(longest_s, step_s * hosted / (1 - hosted))

@@ -1,4 +1,4 @@
-"""How fast links are, and what a move takes beside copying, as moves that were made have shown."""
+"""How fast moves copy, and what a move takes beside copying, as moves that were made have shown."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from migrate.move_history import Happened
 FIRST_GUESS: Final = LinkSpeed(bytes_per_s=1e9, latency_s=0.0005)
 """Before the first move: about 10 Gbit/s. Too much begins moves that take longer than they may; too little would begin
 none, and none would ever be measured."""
+FIRST_LOADED_BYTES_PER_S: Final = 5e7
+"""The same between workers that are busy all the time, where a page waits for a step of both. Two small CPU workers
+copied 2e7 to 1e8."""
 _HALF_LIFE_BYTES: Final = float(64 << 20)
 _LEAST_BYTES: Final = 1 << 20
 """A move of less is all latency, and says nothing of the bandwidth."""
 _SWITCH_WEIGHT: Final = 0.25
 """Of the newest move's switch."""
+_RESTED: Final = 0.25
+"""Share of its time up to which a worker's own work hardly delays a move."""
 
 
 class LinkEstimates:
-    """By pair of workers. Bandwidth is that of whole moves, the switch included: predictions err on the long side, and
-    contain what reading and writing pages takes while the engines go on computing. Latency is not measured (ours)."""
+    """By pair of workers, and by how busy these were. Bandwidth is that of whole moves, the switch included:
+    predictions err on the long side, and contain what reading and writing pages takes. Latency is not measured (ours).
+
+    A byte takes `1 / bandwidth` seconds between workers at rest, which differs by link, and `busy * loaded_byte_s` more
+    where the busier one works for a share `busy` of its time, which is the workers' doing and hence one figure.
+    """
 
     def __init__(self) -> None:
         self._rates: dict[frozenset[str], RateEstimate] = {}
+        self._loaded: RateEstimate | None = None
         self.switch_s = 0.0
         """Time of a move that is not copying: for so long the instance began no step."""
 
@@ -41,15 +51,30 @@ class LinkEstimates:
         seconds_per_byte = [1 / rate.per_s for rate in self._rates.values()]
         return LinkSpeed(len(seconds_per_byte) / sum(seconds_per_byte), FIRST_GUESS.latency_s)
 
-    def moved(self, one: str, other: str, took: Happened) -> None:
-        """Takes in a move that was made between the two."""
+    @property
+    def loaded_byte_s(self) -> float:
+        """Seconds that a byte takes longer where one of the two is busy all the time."""
+        return 1 / (FIRST_LOADED_BYTES_PER_S if self._loaded is None else self._loaded.per_s)
+
+    def moved(self, one: str, other: str, took: Happened, busy: float) -> None:
+        """Takes in a move that was made between the two, the busier of which had work for a share `busy` of its
+        time."""
         is_first = not self.switch_s
         self.switch_s = took.held_s if is_first else self.switch_s + _SWITCH_WEIGHT * (took.held_s - self.switch_s)
         num_bytes = took.weight_bytes + took.kv_bytes
         if num_bytes < _LEAST_BYTES or took.duration_s <= 0:
             return
         pair = frozenset((one, other))
-        if pair in self._rates:
+        if busy > _RESTED:
+            rested = self.speeds.get(pair, self.usual)
+            # A move may be quicker than one at rest is known to be: then hardly anything delayed it.
+            longer_s = max(took.duration_s - num_bytes / rested.bytes_per_s, took.duration_s / 100)
+            delayed_bytes = int(num_bytes * min(busy, 1.0))
+            if self._loaded is None:
+                self._loaded = RateEstimate(delayed_bytes / longer_s, _HALF_LIFE_BYTES)
+            else:
+                self._loaded.update(delayed_bytes, longer_s)
+        elif pair in self._rates:
             self._rates[pair].update(num_bytes, took.duration_s)
         else:
             self._rates[pair] = RateEstimate(num_bytes / took.duration_s, _HALF_LIFE_BYTES)

@@ -17,14 +17,19 @@ class MoveSettings:
     """
 
     period_s: float = 2.0
-    """Seconds between two plans, and of traffic that each is made from."""
+    """Seconds between two plans."""
+    window_s: float = 6.0
+    """Seconds of traffic that each is made from."""
+    busy_from: float = 0.7
+    """Share of its time, or of its memory, from which a worker is short of it. Nothing of its own leaves one that is
+    not, and what is away comes home."""
     delta_layers: float = 0.15
     """Distance of the most or least loaded worker's U from the mean above which layers are moved."""
     delta_heads: float = 0.08
     """The same above which heads are moved."""
     delta_home: float = 0.05
     """Modules go home when home, with all of them, has a U at most this far above the least loaded worker's."""
-    latency_budget_s: float = 5.0
+    latency_budget_s: float = 10.0
     """Longest time that a move may take."""
     rho: float = 1.5
     """A move must gain this many times what it costs."""
@@ -59,6 +64,7 @@ class MoveSettings:
 
 
 _LOWEST: Final = {
+    "busy_from": (0.0, True),
     "delta_home": (0.0, True),
     "cool_down_s": (0.0, True),
     "compute_weight": (0.0, True),

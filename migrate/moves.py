@@ -134,6 +134,11 @@ def share_a_module(one: Move, other: Move) -> bool:
     return True
 
 
+def share_a_worker(one: Move, other: Move) -> str | None:
+    """A worker that is an end of both."""
+    return min({one.source, one.destination} & {other.source, other.destination}, default=None)
+
+
 def _check_ends(source: str, destination: str) -> None:
     if source == destination:
         raise ValueError(f"source and destination are both {source!r}; they must be two workers")

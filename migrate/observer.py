@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from migrate.controller import Observation
@@ -11,6 +12,7 @@ from migrate.fleet import Fleet
 from migrate.link_estimates import LinkEstimates
 from migrate.placement import Placement
 from migrate.step_times import StepTimes
+from migrate.worker_figures import WorkerFigures
 from migrate.worker_reading import WorkerReading, figures_between, figures_of
 
 _HALF_LIFE_STEPS: Final = 2000.0
@@ -18,15 +20,16 @@ _HALF_LIFE_STEPS: Final = 2000.0
 
 
 class Observer:
-    """Remembers each worker's last reading, and how long steps have taken."""
+    """Remembers each worker's last readings, and how long steps have taken."""
 
     def __init__(self) -> None:
         self.links = LinkEstimates()
-        self._last: dict[str, WorkerReading] = {}
+        self._readings: dict[str, deque[WorkerReading]] = {}
+        """By worker: the newest that is as old as the window, or older, and those after it."""
         self._times = StepTimes()
 
     def look(
-        self, readings: Iterable[WorkerReading], placements: Iterable[Placement], asked_s: float
+        self, readings: Iterable[WorkerReading], placements: Iterable[Placement], asked_s: float, window_s: float
     ) -> Observation | str:
         """What is seen now; a string says why nothing is. To be called once a period, with those who answered.
 
@@ -34,47 +37,66 @@ class Observer:
 
         Args:
             asked_s: on the controller's clock, before the first worker was asked.
+            window_s: traffic is that of the last so many seconds, and nothing is planned before they have passed: the
+                first requests of a busy hour look like an imbalance, and so does a single long prompt.
         """
         by_home = {placement.home: placement for placement in placements}
         known = {reading.worker: reading for reading in readings if reading.worker in by_home}
         if not known:
             return "no worker has told yet what it does and where its layers are"
-        newcomers = self._take_in(known)
+        self._take_in(known, window_s)
+        self._readings = {name: kept for name, kept in self._readings.items() if name in by_home}
         sizes = next(iter(known.values())).sizes
         full_batch = max(reading.full_batch for reading in known.values())
-        figures = [
-            figures_of(reading) if name in newcomers else figures_between(self._last[name], reading)
-            for name, reading in known.items()
-        ]
         measured = self._times.measured(sizes.num_layers, full_batch)
         cost = CostModel(
             sizes,
             measured or MeasuredTimes(0.0, 0.0, 0.0, full_batch),
             self.links.usual,
             self.links.speeds,
+            self.links.loaded_byte_s,
             self.links.switch_s,
         )
-        self._last = {name: reading for name, reading in {**self._last, **known}.items() if name in by_home}
         self.links.forget(frozenset(by_home))
+        newcomers = sorted(name for name in known if self._span_s(name) < window_s)
+        figures = [self._figures(name) for name in known]
         not_planned = ""
         if newcomers:
-            not_planned = f"nothing is known yet of the traffic of {', '.join(sorted(newcomers))}; wait for a period"
-        elif measured is None:
+            not_planned = (
+                f"nothing is known yet of {window_s:g} s of traffic of {', '.join(newcomers)}; wait until they have "
+                "passed"
+            )
+        elif measured is None or self._is_unmeasured(figures):
             not_planned = "too few steps were run to know what they cost; wait for traffic"
-        fleet = Fleet.of(figures, [by_home[name] for name in known], cost)
-        return Observation(fleet, asked_s, not_planned)
+        return Observation(Fleet.of(figures, [by_home[name] for name in known], cost), asked_s, not_planned)
 
-    def _take_in(self, known: dict[str, WorkerReading]) -> set[str]:
-        """Adds what steps took since the last look; returns the workers that are new, whose steps all count."""
-        newcomers = set[str]()
+    def _is_unmeasured(self, figures: Sequence[WorkerFigures]) -> bool:
+        """Whether there is work of a kind that has not been measured, and would seem to cost nothing beside the
+        other: a worker's first steps are not measured, and some have run theirs long before others."""
+        has_prompts = any(item.prefilled_tokens_per_s or item.pending_prefill_tokens for item in figures)
+        has_decodes = any(item.running or item.pending_decode_tokens for item in figures)
+        return (has_prompts and not self._times.knows_prompts) or (has_decodes and not self._times.knows_decodes)
+
+    def _figures(self, name: str) -> WorkerFigures:
+        kept = self._readings[name]
+        return figures_of(kept[-1]) if len(kept) == 1 else figures_between(kept[0], kept[-1])
+
+    def _span_s(self, name: str) -> float:
+        kept = self._readings[name]
+        return kept[-1].taken_s - kept[0].taken_s
+
+    def _take_in(self, known: dict[str, WorkerReading], window_s: float) -> None:
+        """Adds what steps took since the last look; all steps of a worker that is new count."""
         fresh = StepTimes()
         for name, reading in known.items():
-            last = self._last.get(name)
-            if last is None or not reading.taken_s > last.taken_s:
-                newcomers.add(name)
+            kept = self._readings.setdefault(name, deque())
             fresh = fresh.plus(reading.step_times)
-            if last is not None:
-                fresh = fresh.plus(last.step_times, -1.0)
-        kept = 0.5 ** (max(0.0, fresh.layers.count) / _HALF_LIFE_STEPS)
-        self._times = self._times.scaled(kept).plus(fresh)
-        return newcomers
+            if kept:
+                fresh = fresh.plus(kept[-1].step_times, -1.0)
+                if not reading.taken_s > kept[-1].taken_s:
+                    kept.clear()
+            kept.append(reading)
+            while len(kept) > 2 and reading.taken_s - kept[1].taken_s >= window_s:
+                kept.popleft()
+        remains = 0.5 ** (max(0.0, fresh.layers.count) / _HALF_LIFE_STEPS)
+        self._times = self._times.scaled(remains).plus(fresh)

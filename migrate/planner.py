@@ -104,17 +104,29 @@ def _candidates(
     destination: str,
     settings: MoveSettings,
 ) -> Iterator[Move]:
-    """Layers when the gap is wide, heads when it is narrow or memory alone is the trouble, nothing when it is small."""
+    """Layers when the gap is wide, heads when it is narrow or memory alone is the trouble, nothing when it is small or
+    the source has enough of both.
+
+    No layers of the source's own as long as it has some of the destination's: those go home first, or every token of
+    either would wait for the other's prompts. Nor heads where the two share the layers already: what is left of a gap
+    then is not worth two more trips in each layer of steps that travel anyway."""
     fleet, high, low = situation.fleet, loads[source], loads[destination]
+    if high.scarcest < settings.busy_from:
+        return iter(())
     gap = min(max(high.weighted - mean, mean - low.weighted), high.weighted - low.weighted)
     wide = gap > settings.delta_layers
     memory_alone = settings.compute_weight * (high.compute - low.compute) <= settings.delta_heads
     if gap <= settings.delta_heads:
         return iter(())
+    layers: Iterator[Move] = layer_moves(fleet, source, destination)
+    if fleet.part(destination, source).layers:
+        layers = (move for move in layers if move.instance != source)
     if wide and not memory_alone:
-        return layer_moves(fleet, source, destination)
+        return layers
     if wide and (fleet.model.sizes.num_kv_heads == 1 or not situation.abilities.heads):
-        return chain(head_moves(fleet, source, destination), layer_moves(fleet, source, destination))
+        return chain(head_moves(fleet, source, destination), layers)
+    if not memory_alone and fleet.part(source, destination).layers:
+        return iter(())
     return head_moves(fleet, source, destination)
 
 
@@ -125,14 +137,16 @@ def _send_home(situation: Situation, settings: MoveSettings, part: Sequence[Move
     if _in_a_move(situation, host, destination) or not fleet.figures.keys() >= {host, destination, instance}:
         return
     later = fleet.with_placement(without(fleet.placements[instance], host))
-    after = {worker: utilisation(later, worker, settings).weighted for worker in fleet.figures}
+    loads = {worker: utilisation(later, worker, settings) for worker in fleet.figures}
+    after = {worker: load.weighted for worker, load in loads.items()}
     allowed = max(after[host], min(after.values()) + settings.delta_home)
+    has_enough = loads[destination].scarcest < settings.busy_from - settings.delta_layers
     for move in part:
         verdict = judge(situation, settings, move)
         if not verdict.accepted:
             yield verdict
             continue
-        if after[destination] > allowed + SAME:
+        if after[destination] > allowed + SAME and not has_enough:
             yield verdict.refused(
                 Reason.HOME_LOADED,
                 f"with all that {host!r} hosts of {instance!r}, {destination!r} would have a U of "
@@ -176,11 +190,13 @@ def _rank(verdict: Verdict, predicted: Prediction) -> tuple[int, bool, int]:
 
 
 def _if_worth_it(verdict: Verdict, predicted: Prediction, settings: MoveSettings) -> Verdict:
-    gain_s = (predicted.peak_before - predicted.peak_after) * settings.horizon_s
-    cost_s = settings.rho * predicted.transfer_s
+    # While copies wait nothing is gained yet, and nothing lost either.
+    moving_s = predicted.transfer_s - predicted.waiting_s
+    gain_s = (predicted.peak_before - predicted.peak_after) * (settings.horizon_s - predicted.waiting_s)
+    cost_s = settings.rho * moving_s
     detail = (
         f"the peak falls from {predicted.peak_before:.3f} to {predicted.peak_after:.3f}, worth {gain_s:.3g} s; "
-        f"{predicted.transfer_s:.3g} s of moving count as {cost_s:.3g} s"
+        f"{moving_s:.3g} s of moving count as {cost_s:.3g} s, after {predicted.waiting_s:.3g} s of waiting"
     )
     return replace(verdict, reason=Reason.ACCEPTED if gain_s > cost_s else Reason.LITTLE_GAIN, detail=detail)
 

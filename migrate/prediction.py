@@ -29,6 +29,8 @@ class Prediction:
     """KV to transfer: of live requests, and what is cached beside it."""
     transfer_s: float
     """From the beginning of the move to its end."""
+    waiting_s: float
+    """The part of it in which the copies wait for steps of both ends: these serve meanwhile as if nothing moved."""
     needed_bytes: int
     """Room that the move needs at the destination, and how much there is."""
     free_bytes: int
@@ -38,6 +40,11 @@ class Prediction:
     @property
     def transfer_bytes(self) -> int:
         return self.weight_bytes + self.kv_bytes
+
+    @property
+    def busy_before(self) -> float:
+        """Share of its time, and more where there is a backlog, that the busier end has work for."""
+        return max(end.compute for end in self.before.values())
 
     @property
     def peak_before(self) -> float:
@@ -76,14 +83,17 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
     # What is cached goes along as far as the destination takes it.
     copied_blocks = max(live_blocks, min(grant_blocks, live_blocks + figures.cached_blocks))
     kv_bytes = new_lanes * copied_blocks * sizes.page_bytes
+    before = {end: utilisation(fleet, end, settings) for end in ends}
+    waiting_s = fleet.model.waiting_s(weight_bytes + kv_bytes, max(end.compute for end in before.values()))
     return Prediction(
-        before={end: utilisation(fleet, end, settings) for end in ends},
+        before=before,
         after={end: utilisation(later, end, settings) for end in ends},
         itl_before_s={home: inter_token_s(fleet, home, settings.horizon_s) for home in touched},
         itl_after_s={home: inter_token_s(later, home, settings.horizon_s) for home in touched},
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
-        transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends),
+        transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends) + waiting_s,
+        waiting_s=waiting_s,
         needed_bytes=needed_bytes,
         free_bytes=free_bytes,
         grant_blocks=grant_blocks,

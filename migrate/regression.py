@@ -30,6 +30,12 @@ class Regression:
         """Mean of what `w[term]` is multiplied by; 0 without samples."""
         return self._sums[term] / self.count if self.count else 0.0
 
+    def mean_product(self, one: int, other: int) -> float:
+        """Mean of the product of what `w[one]` and `w[other]` are multiplied by, `one` the first; 0 without samples."""
+        size = self._num_terms + 1
+        place = one * size - one * (one - 1) // 2 + other - one
+        return self._sums[place] / self.count if self.count else 0.0
+
     def add(self, *inputs: float, output: float) -> None:
         """One sample."""
         row = (1.0, *inputs, output)

@@ -11,6 +11,8 @@ from migrate.regression import Regression
 
 LEAST_STEPS: Final = 32
 """Fewer say nothing."""
+LEAST_PROMPT_STEPS: Final = 8
+"""The same of steps with prompt tokens, which take longer and are fewer."""
 MOST_DECODE_PAIR: Final = 8.0
 """A pair of a decode, in pairs of a prompt, at most: a row reads all KV for itself, where a prompt's rows share it."""
 
@@ -53,6 +55,21 @@ class StepTimes:
         """See `Regression.scaled`."""
         return StepTimes(self.layers.scaled(factor), self.head.scaled(factor))
 
+    @property
+    def knows_prompts(self) -> bool:
+        """Whether enough steps had prompt tokens to say what these cost."""
+        return self._steps_with(_TOKENS) >= LEAST_PROMPT_STEPS
+
+    @property
+    def knows_decodes(self) -> bool:
+        """The same of decode rows."""
+        return self._steps_with(_ROWS) >= LEAST_STEPS
+
+    def _steps_with(self, term: int) -> float:
+        """How many steps had it, if each of these had as much; fewer, if some had more than others: what one long
+        prompt took beside a hundred short ones is one step's word."""
+        return _each(self.layers.count * self.layers.mean(term) ** 2, self.layers.mean_product(term, term))
+
     def measured(self, num_layers: int, full_batch: int) -> MeasuredTimes | None:
         """By layer, at the contexts that the steps had; None as long as there are fewer than `LEAST_STEPS`."""
         if self.layers.count < LEAST_STEPS:
@@ -69,6 +86,7 @@ class StepTimes:
             step_s=weights[_CONSTANT] / num_layers,
             row_s=row_s / num_layers,
             full_batch=full_batch,
+            known_rows=_each(self.layers.mean_product(_ROWS, _ROWS), rows),
             head_step_s=head_step_s,
             head_row_s=head_row_s,
             prefill_attention_share=_each(prefill_attention_s, prefill_token_s),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from migrate.fleet import Fleet
 from migrate.move_settings import MoveSettings
+from migrate.offered_work import offered, reached_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,33 +21,37 @@ class Utilisation:
     weighted: float
     """U = compute_weight * u_c + memory_weight * u_m."""
 
+    @property
+    def scarcest(self) -> float:
+        """The larger of the two: how short the worker is of what it has least of."""
+        return max(self.compute, self.memory)
+
 
 def utilisation(fleet: Fleet, worker: str, settings: MoveSettings) -> Utilisation:
     """U of `worker`, which `fleet` knows. Without traffic it is 0.
 
-    Work is counted where its weights, or for attention its KV heads, lie, at what it costs in a full batch: a decode
-    loop with one request is always busy, and yet has room for many more.
+    Work is counted where its weights, or for attention its KV heads, lie. Decodes are counted at what they cost in the
+    batch that they could share: a loop with one request is always busy, and yet has room.
     """
-    compute = compute_load(fleet, worker, settings.horizon_s)
+    compute = compute_load(fleet, worker, settings)
     memory = memory_load(fleet, worker)
     return Utilisation(compute, memory, settings.compute_weight * compute + settings.memory_weight * memory)
 
 
-def compute_load(fleet: Fleet, worker: str, horizon_s: float) -> float:
-    """u_c: work offered to `worker`, its own and hosted, in seconds per second (ours).
-
-    The backlog counts too, as if it came in evenly over `horizon_s`.
-    """
+def compute_load(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
+    """u_c: work offered to `worker`, its own and hosted, in seconds per second (ours). See `offered` and
+    `reached_rows`."""
     times = fleet.model.times
     load = 0.0
     for figures in fleet.figures.values():
         part = fleet.part(figures.worker, worker)
-        prefill, decode = figures.offered(horizon_s)
-        groups = fleet.stage_workers(figures.worker)
+        prefill, decode = offered(fleet, figures.worker, settings.horizon_s)
         load += prefill * times.prefill_token_s * part.prefill_layers
-        load += decode * times.decode_token_s(groups) * part.decode_layers
-        if figures.worker == worker:
-            load += decode * times.head_token_s(groups)
+        if decode > 0:
+            groups, rows = fleet.stage_workers(figures.worker), reached_rows(fleet, figures.worker, settings)
+            load += decode * times.decode_token_s(rows, groups) * part.decode_layers
+            if figures.worker == worker:
+                load += decode * times.head_token_s(rows, groups)
     return load
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from migrate.fleet import Fleet
 from migrate.inter_token import undisturbed_s
 from migrate.move_settings import MoveSettings
-from migrate.moves import EndedMove, HeadMove, Move, share_a_module
+from migrate.moves import EndedMove, HeadMove, Move, share_a_module, share_a_worker
 from migrate.prediction import Prediction, predict
 
 SAME: Final = 1e-9
@@ -28,6 +28,7 @@ class Reason(StrEnum):
     IN_FLIGHT = "in flight"
     BUSY = "busy"
     COOLING = "cooling down"
+    UNSETTLED = "not settled"
     NO_ROOM = "no room"
     OVER_BUDGET = "over the latency budget"
     NEW_PEAK = "new peak"
@@ -81,7 +82,7 @@ class Situation:
     under_way: tuple[Move, ...] = ()
     """Moves that have begun and not ended. The fleet's placements do not have them yet."""
     recent: tuple[EndedMove, ...] = ()
-    """Moves that have ended, done or given up: those of the last `cool_down_s` at least."""
+    """Moves that have ended, done or given up: those of the last `cool_down_s` and the last `window_s` at least."""
     now_s: float = 0.0
     busy: Mapping[str, str] = field(default_factory=dict)
     """Workers whose instance is being moved or repaired, whoever wanted that; with what it is, in words."""
@@ -118,6 +119,12 @@ def judge(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
             return verdict.refused(
                 Reason.COOLING,
                 f"{ended.move} ended {since_s:.3g} s ago; the next may begin {settings.cool_down_s:g} s after",
+            )
+        if since_s < settings.window_s and share_a_worker(move, ended.move):
+            return verdict.refused(
+                Reason.UNSETTLED,
+                f"{ended.move} ended {since_s:.3g} s ago, and traffic is that of the last {settings.window_s:g} s; "
+                "what it has changed is known when these have passed",
             )
     if predicted.transfer_s > settings.latency_budget_s:
         return verdict.refused(
@@ -161,9 +168,9 @@ def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
         if worker in situation.busy:
             return Reason.BUSY, f"{worker!r} is at this: {situation.busy[worker]}; wait for its end"
     for other in situation.under_way:
-        shared = sorted({move.source, move.destination} & {other.source, other.destination})
+        shared = share_a_worker(move, other)
         if shared:
-            return Reason.BUSY, f"{shared[0]!r} is in another move: {other}; a worker is in one move at a time"
+            return Reason.BUSY, f"{shared!r} is in another move: {other}; a worker is in one move at a time"
     return None
 
 

@@ -27,6 +27,8 @@ class WorkerFigures:
     """Other blocks with content that can still be found: room, but a move takes them along."""
     prefill_tokens_per_s: float = 0.0
     """Uncached prompt tokens that arrived (`utilisation.offered_per_s`)."""
+    prefilled_tokens_per_s: float = 0.0
+    """Uncached prompt tokens that were computed."""
     decode_tokens_per_s: float = 0.0
     """Tokens to generate that arrived: in a steady state, tokens generated."""
     pending_prefill_tokens: float = 0.0
@@ -48,13 +50,3 @@ class WorkerFigures:
                 f"worker {self.worker!r} has {self.live_blocks} live and {self.cached_blocks} cached blocks of "
                 f"{self.total_blocks}; they are some of all blocks"
             )
-
-    def offered(self, horizon_s: float) -> tuple[float, float]:
-        """Prompt tokens and tokens to generate, each per second, with the backlog spread over `horizon_s` (ours).
-
-        After a burst nothing arrives, and yet the worker is busy as long as there is a backlog.
-        """
-        return (
-            self.prefill_tokens_per_s + self.pending_prefill_tokens / horizon_s,
-            self.decode_tokens_per_s + self.pending_decode_tokens / horizon_s,
-        )

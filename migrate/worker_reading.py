@@ -89,6 +89,7 @@ def figures_between(before: WorkerReading, after: WorkerReading) -> WorkerFigure
         prefill_tokens_per_s=offered_per_s(
             prefill_tokens, before.pending_prefill_tokens, after.pending_prefill_tokens, period_s
         ),
+        prefilled_tokens_per_s=prefill_tokens / period_s,
         decode_tokens_per_s=offered_per_s(
             after.decode_rows - before.decode_rows, before.pending_decode_tokens, after.pending_decode_tokens, period_s
         ),

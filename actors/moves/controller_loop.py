@@ -126,10 +126,10 @@ class ControllerLoop:
             logger.warning("order %d is given up: %s", order.order_id, order.move)
             if order.order_id in self._moving:
                 self._moving[order.order_id].cancel()
-        asked_s = self._clock()
+        asked_s, window_s = self._clock(), self.controller.settings.planner.window_s
         try:
             states, readings = await asyncio.gather(self._cell.placements(), self._cell.readings())
-            seen = self._observer.look(readings, [state.placement for state in states.values()], asked_s)
+            seen = self._observer.look(readings, [state.placement for state in states.values()], asked_s, window_s)
         except Exception as error:  # whoever knows the workers restarts, or is gone: another period, another try
             self._blind, self._seen = f"the workers cannot be seen: {_text_of(error)}", None
             logger.warning("%s", self._blind)
@@ -221,7 +221,8 @@ class ControllerLoop:
         try:
             report = await self._cell.order_move(order.move, order.move.instance)
             result = Happened(report.weight_bytes, report.kv_bytes, report.duration_s, report.held_s)
-            self._observer.links.moved(order.move.source, order.move.destination, result)
+            busy = order.prediction.busy_before
+            self._observer.links.moved(order.move.source, order.move.destination, result, busy)
             logger.info("order %d is done in %.2f s", order.order_id, report.duration_s)
         except Exception as error:  # a refusal, a dead link, a worker that is gone: the books say so
             result = _text_of(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from migrate.cost_model import CostModel, LinkSpeed, MeasuredTimes, ModelSizes
 from migrate.fleet import Fleet
 from migrate.move_settings import MoveSettings
@@ -52,6 +54,30 @@ def at_home(name: str, cost: CostModel) -> Placement:
     return Placement.at_home(name, cost.sizes.num_layers, cost.sizes.num_kv_heads)
 
 
+def following(fleet: Fleet, settings: MoveSettings) -> float:
+    """How many times as many tokens will be wanted when all prompts that wait are computed."""
+    done = sum(item.prefilled_tokens_per_s for item in fleet.figures.values())
+    wanted = sum(
+        item.prefill_tokens_per_s + item.pending_prefill_tokens / settings.horizon_s for item in fleet.figures.values()
+    )
+    return 1.0 if done == 0 else min(len(fleet.figures), max(1.0, wanted / done))
+
+
+def rows_shared(fleet: Fleet, tokens_per_s: float, settings: MoveSettings) -> float:
+    """By trying: as a step takes longer, more tokens come to share it."""
+    times, layers = fleet.model.times, fleet.model.sizes.num_layers
+
+    def too_few(rows: float) -> bool:
+        return tokens_per_s * (layers * times.layer_s(rows) + times.head_s(rows)) > rows
+
+    low, high = 1.0, float(times.full_batch)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_few(middle) else (low, middle)
+    rows = min(low, max(1.0, times.known_rows or math.inf))
+    return min(rows * settings.max_itl_ratio, times.full_batch)
+
+
 def load_by_lane(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
     """U of a worker, summed lane by lane and layer by layer."""
     times, sizes = fleet.model.times, fleet.model.sizes
@@ -62,10 +88,11 @@ def load_by_lane(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
         own = fleet.figures[home]
         groups = len(set(placement.layer_workers))
         prefill_s = (own.prefill_tokens_per_s + own.pending_prefill_tokens / settings.horizon_s) * times.prefill_token_s
-        decode = own.decode_tokens_per_s + own.pending_decode_tokens / settings.horizon_s
-        # A full batch in `groups` steps of full_batch / groups rows, each in one layer.
-        a_batch_s = groups * (times.step_s + times.row_s * times.full_batch / groups)
-        decode_s = decode * a_batch_s / times.full_batch
+        decode = (own.decode_tokens_per_s + own.pending_decode_tokens / settings.horizon_s) * following(fleet, settings)
+        rows = rows_shared(fleet, decode, settings)
+        # A batch in `groups` steps of rows / groups rows, each in one layer; one row is no two groups.
+        a_batch_s = min(groups, rows) * times.step_s + times.row_s * rows
+        decode_s = decode * a_batch_s / rows
         for layer in range(sizes.num_layers):
             if placement.layer_workers[layer] == worker:
                 weights.add(layer)
@@ -77,7 +104,7 @@ def load_by_lane(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
                     compute += decode_s * times.decode_attention_share / sizes.num_kv_heads
                     live_pages += own.live_blocks
         if home == worker:
-            compute += decode * (times.head_step_s * groups / times.full_batch + times.head_row_s)
+            compute += decode * (times.head_step_s * min(groups, rows) / rows + times.head_row_s)
     for_kv = fleet.figures[worker].memory_bytes - len(weights) * sizes.layer_weight_bytes
     memory = live_pages * sizes.page_bytes / for_kv
     return settings.compute_weight * compute + settings.memory_weight * memory

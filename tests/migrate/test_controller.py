@@ -23,7 +23,7 @@ from tests.migrate.fleets import model, worker
 from tests.migrate.simulated_fleet import Fate, SimulatedFleet
 
 COST = model(switch_s=0.5)
-PLANNER = MoveSettings(period_s=1, cool_down_s=4, compute_weight=1, memory_weight=0)
+PLANNER = MoveSettings(period_s=1, window_s=1, busy_from=0, cool_down_s=4, compute_weight=1, memory_weight=0)
 SETTINGS = ControllerSettings(PLANNER, abandon_after_s=10)
 BUSY, IDLE = {"prefill_tokens_per_s": 200.0}, {"prefill_tokens_per_s": 0.0}
 

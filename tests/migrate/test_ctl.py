@@ -20,7 +20,7 @@ from tests.migrate.fleets import model, worker
 from tests.migrate.simulated_fleet import SimulatedFleet
 from tests.simulated_moves_app import MovesApp, moves_app
 
-PLANNER = MoveSettings(period_s=1, cool_down_s=4, compute_weight=1, memory_weight=0)
+PLANNER = MoveSettings(period_s=1, window_s=1, busy_from=0, cool_down_s=4, compute_weight=1, memory_weight=0)
 BY_HAND = ControllerSettings(PLANNER, automatic=False)
 
 
@@ -149,7 +149,7 @@ def test_wrong_use_is_told(capsys: pytest.CaptureFixture[str], arguments: tuple[
 def test_before_anything_was_measured_there_is_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     with moves_app(cell(a=0, b=0), BY_HAND) as app:
         assert run(app, "plan") == 3
-    assert "nothing is known yet of the traffic of a, b" in capsys.readouterr().err
+    assert "nothing is known yet of 1 s of traffic of a, b" in capsys.readouterr().err
 
 
 def test_where_nothing_moves_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:

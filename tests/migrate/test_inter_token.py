@@ -69,10 +69,23 @@ def test_a_hosted_layer_waits_for_the_step_of_its_host() -> None:
 
 @pytest.mark.parametrize(("tokens_per_s", "wait_ms"), [(50, 12 / 9), (250, 12), (5000, 12)])
 def test_home_waits_for_hosted_work_but_one_slice_at_most(tokens_per_s: float, wait_ms: float) -> None:
-    # b decodes one request in 12 ms. It hosts two layers of a: 2 ms a token. A tenth of its time makes 12 x 0.1 / 0.9.
-    b = worker("b", running=1)
-    split = fleet(COST, worker("a", prefill_tokens_per_s=tokens_per_s), b, placed=(LAST_TWO,))
+    # b decodes one request in 12 ms. It hosts two layers of a: 2 ms a token, in chunks of 6 tokens. A tenth of its time
+    # makes 12 x 0.1 / 0.9. Of 5,000 tokens/s a computes 500, which keep b busy all the time.
+    a, b = worker("a", prefill_tokens_per_s=tokens_per_s, prefill_step_tokens=6), worker("b", running=1)
+    split = fleet(COST, a, b, placed=(LAST_TWO,))
     assert latency_ms(split, "b") == pytest.approx(12 + wait_ms)
+
+
+@pytest.mark.parametrize(("pending", "wait_ms"), [(0, 12 / 19), (6, 12 / 19), (7, 6)])
+def test_a_backlog_is_worked_off_as_fast_as_can_be(pending: float, wait_ms: float) -> None:
+    # b hosts one layer: of 50 tokens/s 0.05 of its time, 12 x 0.05 / 0.95. With more waiting than one step takes, a
+    # computes a token in each 3 ms, and b has 1 ms of that.
+    a = worker("a", prefill_tokens_per_s=50, pending_prefill_tokens=pending, prefill_step_tokens=6)
+    placed = at_home("a", COST).with_layers_moved(3, 1, "b")
+    offered = fleet(
+        COST, replace(a, prefill_tokens_per_s=50 - pending / HORIZON_S), worker("b", running=1), placed=(placed,)
+    )
+    assert latency_ms(offered, "b") == pytest.approx(12 + wait_ms)
 
 
 def test_a_decoding_guest_is_busy_at_the_batch_it_has() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -99,10 +100,13 @@ def test_a_move_takes_its_bytes_and_the_switch() -> None:
         model().times,
         LinkSpeed(1000, 0.1),
         links={frozenset("ab"): LinkSpeed(500, 0.2)},
+        loaded_byte_s=0.01,
         switch_s=0.3,
     )
     assert cost.copy_s(2000, "a", "c") == pytest.approx(2 + 0.1 + 0.3)
     assert cost.copy_s(2000, "b", "a") == pytest.approx(4 + 0.2 + 0.3)
+    # 20 s longer where an end has no time at all.
+    assert [cost.waiting_s(2000, busy) for busy in (0.0, 0.25, 1.0, 3.0)] == pytest.approx([0, 5, 20, 20])
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,7 @@ def test_a_move_takes_its_bytes_and_the_switch() -> None:
         (lambda: MeasuredTimes(0, 0, 0, 1, decode_attention_share=1.1), "0 to 1"),
         (lambda: model(switch_s=math.inf), "switch_s"),
         (lambda: model(hosted_slice_s=-1.0), "hosted_slice_s"),
+        (lambda: replace(model(), loaded_byte_s=-1.0), "loaded_byte_s"),
     ],
 )
 def test_a_cost_model_without_sense_is_refused(make: object, says: str) -> None:

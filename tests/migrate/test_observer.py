@@ -6,7 +6,7 @@ import pytest
 
 from migrate.controller import Observation
 from migrate.cost_model import LinkSpeed, ModelSizes
-from migrate.link_estimates import FIRST_GUESS, LinkEstimates
+from migrate.link_estimates import FIRST_GUESS, FIRST_LOADED_BYTES_PER_S, LinkEstimates
 from migrate.move_history import Happened
 from migrate.observer import Observer
 from migrate.placement import Placement
@@ -31,8 +31,8 @@ def home(name: str) -> Placement:
     return Placement.at_home(name, 4, 4)
 
 
-def seen(observer: Observer, *readings: WorkerReading, names: str = "ab") -> Observation:
-    answer = observer.look(readings, [home(name) for name in names], 7.0)
+def seen(observer: Observer, *readings: WorkerReading, names: str = "ab", window_s: float = 2.0) -> Observation:
+    answer = observer.look(readings, [home(name) for name in names], 7.0, window_s)
     assert isinstance(answer, Observation)
     return answer
 
@@ -59,6 +59,7 @@ def test_two_readings_make_rates() -> None:
     # 800 computed, and 200 more wait: 1,000 arrived in 2 s. 30 were decoded, and 3 requests came that are likely to
     # generate 20 tokens each, as others did.
     assert (figures.prefill_tokens_per_s, figures.decode_tokens_per_s) == (500, 45)
+    assert figures.prefilled_tokens_per_s == 400
     assert (figures.pending_prefill_tokens, figures.pending_decode_tokens) == (500, 60)
     assert (figures.prefill_step_tokens, figures.running) == (200, 8)
     assert (figures.memory_bytes, figures.total_blocks) == (20_000, 100)
@@ -87,7 +88,7 @@ def test_readings_that_do_not_follow_one_another_are_refused(after: WorkerReadin
 def test_the_first_look_is_no_reason_to_plan() -> None:
     observer = Observer()
     first = seen(observer, reading("a", 1.0, steps=40), reading("b", 50.0))
-    assert first.not_planned == "nothing is known yet of the traffic of a, b; wait for a period"
+    assert first.not_planned == "nothing is known yet of 2 s of traffic of a, b; wait until they have passed"
     assert first.asked_s == 7.0
     assert first.fleet.figures["a"].prefill_tokens_per_s == 0
     second = seen(observer, reading("a", 3.0, steps=50, prefill_tokens=100), reading("b", 52.0))
@@ -98,11 +99,40 @@ def test_the_first_look_is_no_reason_to_plan() -> None:
     assert second.fleet.model.times.full_batch == 8
 
 
+def test_traffic_is_that_of_the_window() -> None:
+    # 100 tokens/s, and 400/s from 7 s on. Before 6 s have passed nothing is planned; then it is their mean.
+    observer = Observer()
+    rates = []
+    for taken_s, tokens in ((1, 100), (3, 300), (5, 500), (7, 700), (9, 1500), (11, 2300), (13, 3100), (15, 3900)):
+        last = seen(observer, reading("a", taken_s, steps=40, prefill_tokens=tokens), names="a", window_s=6)
+        assert bool(last.not_planned) == (taken_s < 7)
+        rates.append(last.fleet.figures["a"].prefilled_tokens_per_s)
+    assert rates == [0, 100, 100, 100, 200, 300, 400, 400]
+    # A window below a period is a period; a longer one is waited for anew.
+    assert seen(observer, reading("a", 17.0, steps=40, prefill_tokens=3900), names="a", window_s=1).not_planned == ""
+    again = seen(observer, reading("a", 19.0, steps=40, prefill_tokens=3900), names="a", window_s=6)
+    assert "of 6 s of traffic of a" in again.not_planned
+
+
 def test_nothing_is_planned_before_steps_were_measured() -> None:
     observer = Observer()
     for taken_s in (1.0, 3.0):
         last = seen(observer, reading("a", taken_s, steps=31), names="a")
     assert last.not_planned == "too few steps were run to know what they cost; wait for traffic"
+
+
+def test_work_of_a_kind_that_was_not_measured_is_waited_for() -> None:
+    # The first steps of each worker are not measured. a has run eight prompts' steps, all of them its first; b, which
+    # decodes what they left, has run sixty. All that is known would be that b is loaded, and a is not.
+    observer, times = Observer(), StepTimes()
+    for _ in range(60):
+        times.count(prefill_tokens=0, decode_rows=1, prefill_pairs=0, decode_pairs=1024, layers_s=0.03)
+    decoding = replace(reading("b", 3.0, decode_rows=60, decode_steps=60), step_times=times)
+    seen(observer, reading("a", 1.0), reading("b", 1.0))
+    early = seen(observer, reading("a", 3.0, prefill_tokens=4096, prefill_steps=8), decoding)
+    assert early.not_planned == "too few steps were run to know what they cost; wait for traffic"
+    later = reading("a", 5.0, steps=12, prefill_tokens=8192, prefill_steps=20)
+    assert seen(observer, later, replace(decoding, taken_s=5.0)).not_planned == ""
 
 
 def test_steps_count_once_whoever_answers() -> None:
@@ -138,9 +168,9 @@ def test_who_is_new_keeps_the_others_waiting_for_one_period_only() -> None:
 
 def test_a_worker_is_known_by_both_its_answers() -> None:
     observer = Observer()
-    assert observer.look([], [home("a")], 0.0) == "no worker has told yet what it does and where its layers are"
-    assert isinstance(observer.look([reading("a", 1.0)], [], 0.0), str)
-    only_a = observer.look([reading("a", 1.0), reading("b", 1.0)], [home("a"), home("c")], 0.0)
+    assert observer.look([], [home("a")], 0.0, 2.0) == "no worker has told yet what it does and where its layers are"
+    assert isinstance(observer.look([reading("a", 1.0)], [], 0.0, 2.0), str)
+    only_a = observer.look([reading("a", 1.0), reading("b", 1.0)], [home("a"), home("c")], 0.0, 2.0)
     assert isinstance(only_a, Observation)
     assert (set(only_a.fleet.figures), set(only_a.fleet.placements)) == ({"a"}, {"a"})
 
@@ -152,17 +182,36 @@ def took(mebibytes: int, duration_s: float) -> Happened:
 def test_links_are_as_fast_as_moves_were() -> None:
     links = LinkEstimates()
     assert (links.speeds, links.usual, links.switch_s) == ({}, FIRST_GUESS, 0)
-    links.moved("a", "b", took(128, 2.0))
+    links.moved("a", "b", took(128, 2.0), busy=0.0)
     # The first move of a pair says more than a guess; later ones are weighed against it, 64 MiB half.
     assert links.speeds == {frozenset("ab"): LinkSpeed(64 << 20, FIRST_GUESS.latency_s)}
-    links.moved("b", "a", took(64, 0.5))
+    links.moved("b", "a", took(64, 0.5), busy=0.1)
     assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx((64 << 20) / 0.75)
     # A few bytes say nothing.
-    links.moved("a", "c", Happened(weight_bytes=0, kv_bytes=1000, duration_s=2.0, held_s=0.25))
+    links.moved("a", "c", Happened(weight_bytes=0, kv_bytes=1000, duration_s=2.0, held_s=0.25), busy=0.0)
     assert set(links.speeds) == {frozenset("ab")}
     assert links.switch_s == pytest.approx(0.25)
     # 0.75 s and 2.25 s for 64 MiB.
-    links.moved("a", "c", took(64, 2.25))
+    links.moved("a", "c", took(64, 2.25), busy=0.0)
     assert links.usual.bytes_per_s == pytest.approx((64 << 20) / 1.5)
     links.forget(frozenset("ac"))
     assert set(links.speeds) == {frozenset("ac")}
+
+
+def test_load_makes_moves_longer_between_whomever() -> None:
+    links = LinkEstimates()
+    assert links.loaded_byte_s == 1 / FIRST_LOADED_BYTES_PER_S
+    links.moved("a", "b", took(128, 2.0), busy=0.0)
+    # At rest 64 MiB take 1 s. With an end busy half of the time they take 3 s: 4 s more if it were always busy.
+    links.moved("a", "b", took(64, 3.0), busy=0.5)
+    assert links.loaded_byte_s == pytest.approx(4 / (64 << 20))
+    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx(64 << 20)
+    # 32 MiB weigh 1 - 0.5 ** 0.5, 64 MiB would 0.5. More than busy is no more than busy.
+    # They take 0.5 s at rest, and 4 s more.
+    links.moved("c", "b", took(32, 4.5), busy=1.7)
+    kept = 0.5**0.5
+    assert links.loaded_byte_s == pytest.approx((4 * kept + 8 * (1 - kept)) / (64 << 20))
+    # As quick as at rest, or quicker: next to nothing longer.
+    for _ in range(20):
+        links.moved("a", "b", took(64, 0.9), busy=1.0)
+    assert 0 < links.loaded_byte_s < 0.02 / (64 << 20)

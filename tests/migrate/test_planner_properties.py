@@ -23,7 +23,7 @@ from migrate.verdict import Reason, Situation
 from migrate.worker_figures import WorkerFigures
 from tests.migrate.fleets import at_home, fleet, load_by_lane, model, worker
 
-QUICK = MoveSettings(period_s=1, cool_down_s=3)
+QUICK = MoveSettings(period_s=1, window_s=1, busy_from=0, cool_down_s=3)
 """Cools down in three periods, so that moves stop because of the loads and not because of that."""
 
 
@@ -108,6 +108,19 @@ def worlds(draw: st.DrawFn, *, swinging: bool = False) -> World:
     second = draw(traffic(cost, names)) if swinging else first
     every = draw(st.integers(1, 6))
     return World(cost, QUICK, lambda period: first if period // every % 2 == 0 else second)
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds(), st.integers(1, 10))
+def test_nothing_of_its_own_leaves_a_worker_that_is_short_of_nothing(world: World, periods: int) -> None:
+    for _ in range(periods):
+        world.step()
+    world.settings = replace(QUICK, busy_from=0.7)
+    for _ in range(15):
+        situation, made = world.step()
+        for move in made.moves:
+            load = utilisation(situation.fleet, move.source, world.settings)
+            assert load.scarcest >= 0.7 or goes_home(move, situation.fleet.placements[move.instance])
 
 
 def goes_home(move: Move, placement: Placement) -> bool:
@@ -250,9 +263,14 @@ def test_no_candidate_is_better_than_the_one_chosen(data: st.DataObject) -> None
     if gap <= wanted.delta_heads:
         return
     compute_gap = wanted.compute_weight * (loads[source].compute - loads[destination].compute)
+    if placed.layers_on("b") and source == "a" and gap <= wanted.delta_layers and compute_gap > wanted.delta_heads:
+        assert balancing == []  # no heads of an instance that has layers there
+        return
     every = all_layer_moves if gap > wanted.delta_layers and compute_gap > wanted.delta_heads else all_head_moves
     moves = [move for placement in now.placements.values() for move in every(placement, source, destination)]
     chosen = [verdict for verdict in balancing if verdict.reason in (Reason.ACCEPTED, Reason.LITTLE_GAIN)]
+    if placed.layers_on("b") and source == "b":  # it has layers of a: none of its own go there
+        moves = [move for move in moves if isinstance(move, HeadMove) or move.instance != "b"]
     homeward = [move for move in moves if move.destination == move.instance]
     if lowest_peak(now, homeward, wanted) < max(load.weighted for load in loads.values()) - 1e-6:
         moves = homeward

@@ -57,6 +57,8 @@ def test_sums_add_up_come_apart_and_fade() -> None:
     assert summed(early).plus(summed(late)).fit() == pytest.approx(both.fit())
     assert both.plus(summed(early), -1.0).fit() == pytest.approx(summed(late).fit())
     assert (both.count, both.mean(1), both.mean(2)) == (5, pytest.approx(1.4), pytest.approx(90))
+    products = [both.mean_product(one, other) for one, other in ((0, 0), (0, 2), (1, 1), (1, 2), (2, 2))]
+    assert products == pytest.approx([1, 90, 3, 60, (100**2 + 250**2 + 100**2) / 5])
     # Half of the early ones, as one sample each of two alike.
     twice_late = summed(early + late + late)
     assert summed(early).scaled(0.5).plus(summed(late)).fit() == pytest.approx(twice_late.fit())

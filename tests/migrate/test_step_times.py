@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from migrate.step_times import LEAST_STEPS, StepTimes
+from migrate.step_times import LEAST_PROMPT_STEPS, LEAST_STEPS, StepTimes
 
 LAYERS = 4
 
@@ -60,6 +60,20 @@ def test_a_few_steps_say_nothing() -> None:
     assert times.measured(LAYERS, full_batch=16) is None
     steps(times, prompts=[(4, 0)], decodes=[(1, 3)])
     assert times.measured(LAYERS, full_batch=16) is not None
+
+
+def test_one_long_prompt_is_one_steps_word() -> None:
+    times = StepTimes()
+    for tokens in (512, *[1] * 40):
+        times.count(prefill_tokens=tokens, decode_rows=0, prefill_pairs=0, decode_pairs=0, layers_s=0.001 * tokens)
+    # 552 ** 2 / (512 ** 2 + 40) = 1.2 steps of 512 tokens.
+    assert (times.knows_prompts, times.knows_decodes) == (False, False)
+    for _ in range(LEAST_PROMPT_STEPS - 1):
+        times.count(prefill_tokens=512, decode_rows=0, prefill_pairs=0, decode_pairs=0, layers_s=0.5)
+    assert times.knows_prompts
+    for rows in range(LEAST_STEPS + 4):
+        times.count(prefill_tokens=0, decode_rows=1 + rows % 2, prefill_pairs=0, decode_pairs=0, layers_s=0.03)
+    assert times.knows_decodes
 
 
 def test_what_one_row_cannot_cost_belongs_to_the_step() -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from migrate.move_settings import MoveSettings
@@ -15,24 +16,57 @@ SETTINGS = MoveSettings(compute_weight=0.75, memory_weight=0.25)
 
 
 def test_work_and_live_blocks_make_the_load() -> None:
-    # 100 tokens/s x 4 x 1 ms, and 40 x 4 x (2 ms / 8 + 1 ms): 0.4 + 0.2; 25 of 100 blocks.
+    # 100 tokens/s x 4 x 1 ms, and 40 x 4 x (2 ms / 2 + 1 ms), two rows in a step: 0.4 + 0.32; 25 of 100 blocks.
     load = utilisation(
         fleet(model(), worker("a", prefill_tokens_per_s=100, decode_tokens_per_s=40, live_blocks=25)), "a", SETTINGS
     )
-    assert (load.compute, load.memory) == pytest.approx((0.6, 0.25))
-    assert load.weighted == pytest.approx(0.75 * 0.6 + 0.25 * 0.25)
+    assert (load.compute, load.memory) == pytest.approx((0.72, 0.25))
+    assert load.weighted == pytest.approx(0.75 * 0.72 + 0.25 * 0.25)
+    assert load.scarcest == load.compute
 
 
-def test_a_busy_decode_loop_with_one_request_is_not_loaded() -> None:
-    # One row takes 12 ms: the loop never rests, and gives 83.3 tokens/s. With eight it would give 200 in 40 ms steps.
-    alone = utilisation(fleet(model(), worker("a", running=1, decode_tokens_per_s=1 / 0.012)), "a", SETTINGS)
+@pytest.mark.parametrize(("ratio", "compute"), [(1, 1.0), (2, 0.6667), (4, 0.5), (100, 0.4167)])
+def test_a_busy_decode_loop_with_one_request_has_room(ratio: float, compute: float) -> None:
+    # One row takes 12 ms: the loop never rests, and gives 83.3 tokens/s, each of 4 + 8 ms. With tokens twice as far
+    # apart two rows share the 8 ms, and eight at most.
+    wanted = replace(SETTINGS, max_itl_ratio=ratio)
+    alone = utilisation(fleet(model(), worker("a", running=1, decode_tokens_per_s=1 / 0.012)), "a", wanted)
+    assert alone.compute == pytest.approx(compute, abs=1e-4)
+
+
+def test_a_full_batch_leaves_no_room() -> None:
+    # Eight rows in 40 ms.
     full = utilisation(fleet(model(), worker("a", running=8, decode_tokens_per_s=8 / 0.040)), "a", SETTINGS)
-    assert alone.compute == pytest.approx(0.4167, abs=1e-4)
     assert full.compute == pytest.approx(1.0)
 
 
+@settings(deadline=None)
+@given(st.floats(0, 1), st.floats(1, 8), st.floats(1, 10))
+def test_whatever_its_steps_are_made_of_a_loop_that_never_rests_is_known_within_a_factor(
+    row_share: float, rows: float, ratio: float
+) -> None:
+    """All steps that were seen had so many rows and took 12 ms, so that nothing says how much of that each row did."""
+    cost = model()
+    times = replace(
+        cost.times, step_s=0.003 * (1 - row_share), row_s=0.003 * row_share / rows, full_batch=256, known_rows=rows
+    )
+    busy = fleet(replace(cost, times=times), worker("a", running=rows, decode_tokens_per_s=rows / 0.012))
+    load = utilisation(busy, "a", replace(SETTINGS, max_itl_ratio=ratio)).compute
+    assert 1 / ratio - 1e-9 <= load <= 1 + 1e-9
+
+
+def test_what_waits_for_its_prompt_will_want_tokens() -> None:
+    # a computes 100 tokens/s, and 1,500 wait: 150 in all. b decodes 40 tokens/s of them, and would 60: 60 x 4 x 2 ms.
+    # No more than the two of them could let through, however much waits: 80 x 4 x 2 ms.
+    for pending, compute in ((0, 0.32), (1500, 0.48), (60_000, 0.64)):
+        a = worker("a", prefill_tokens_per_s=100, prefilled_tokens_per_s=100, pending_prefill_tokens=pending)
+        both = fleet(model(), a, worker("b", decode_tokens_per_s=40))
+        assert utilisation(both, "b", SETTINGS).compute == pytest.approx(compute)
+
+
 def test_a_split_batch_costs_more() -> None:
-    # 100 tokens/s: 2 ms / 8 + 1 ms a layer on one worker; in two groups of four, 2 ms / 4 + 1 ms, three layers and one.
+    # 100 tokens/s: 1.33 rows share a step, since 100 x (8 + 4 x 1.33) ms are as many; 2.67 if it takes twice as long.
+    # In two groups each token has 2 / 1.33 + 1 ms a layer, three layers and one.
     cost = model()
     split = fleet(
         cost,
@@ -40,8 +74,8 @@ def test_a_split_batch_costs_more() -> None:
         worker("b"),
         placed=(at_home("a", cost).with_layers_moved(3, 1, "b"),),
     )
-    assert utilisation(split, "a", SETTINGS).compute == pytest.approx(0.45)
-    assert utilisation(split, "b", SETTINGS).compute == pytest.approx(0.15)
+    assert utilisation(split, "a", SETTINGS).compute == pytest.approx(0.75)
+    assert utilisation(split, "b", SETTINGS).compute == pytest.approx(0.25)
 
 
 def test_heads_take_their_attention_and_kv_along() -> None:
@@ -55,6 +89,7 @@ def test_heads_take_their_attention_and_kv_along() -> None:
     assert utilisation(heads, "b", SETTINGS).memory == pytest.approx(0.1)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_the_load_is_the_sum_over_layers_and_lanes(data: st.DataObject) -> None:
     cost = model(attention=data.draw(st.floats(0, 1)))

@@ -63,7 +63,7 @@ def app(deploy: Deploy) -> Iterator[RunningApp]:
                 "mode": "balanced",
                 "model": f"random/llama-{LAYERS}x4",
                 "engine": {"block_tokens": 16, "dtype": "float32"},
-                "moves": {"automatic": False, "period_s": 0.5},
+                "moves": {"automatic": False, "period_s": 0.5, "window_s": 0.5},
                 **small_roles(),
             }
         )

@@ -22,7 +22,7 @@ from tests.actors.moves.simulated_cell import SimulatedCell
 from tests.migrate.fleets import model, worker
 from tests.migrate.simulated_fleet import SimulatedFleet
 
-PLANNER = MoveSettings(period_s=1, cool_down_s=4, compute_weight=1, memory_weight=0)
+PLANNER = MoveSettings(period_s=1, window_s=1, busy_from=0, cool_down_s=4, compute_weight=1, memory_weight=0)
 SETTINGS = ControllerSettings(PLANNER, abandon_after_s=10)
 
 
