@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61pp/grpc_api/inference.proto\x12\x0c\x65quipoise.v1\"t\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_id\"\x97\x08\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12+\n\x08messages\x18\x04 \x03(\x0b\x32\x19.equipoise.v1.ChatMessage\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12@\n\nlogit_bias\x18\x0e \x03(\x0b\x32,.equipoise.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\x0f \x01(\x12H\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\'\n\x1ainclude_stop_str_in_output\x18\x12 \x01(\x08H\x0b\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x17\n\nignore_eos\x18\x14 \x01(\x08H\r\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x15 \x01(\x08H\x0e\x88\x01\x01\x12\x15\n\x08logprobs\x18\x16 \x01(\rH\x0f\x88\x01\x01\x12?\n\x12structured_outputs\x18\x18 \x01(\x0b\x32\x1e.equipoise.v1.StructuredOutputH\x10\x88\x01\x01\x12\x17\n\ncache_salt\x18\x17 \x01(\tH\x11\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_promptB\r\n\x0b_max_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x15\n\x13_structured_outputsB\r\n\x0b_cache_salt\"w\n\x10StructuredOutput\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x15.equipoise.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x42\x06\n\x04rule\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.equipoise.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.equipoise.v1.TokenLogprob\"~\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.equipoise.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x89\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"\x85\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"m\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.equipoise.v1.ChatMessageB\t\n\x07_prompt\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"<\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.equipoise.v1.Model2\xc2\x02\n\tInference\x12I\n\x08Generate\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1e.equipoise.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1b.equipoise.v1.GenerateChunk0\x01\x12I\n\x08Tokenize\x12\x1d.equipoise.v1.TokenizeRequest\x1a\x1e.equipoise.v1.TokenizeResponse\x12O\n\nListModels\x12\x1f.equipoise.v1.ListModelsRequest\x1a .equipoise.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61pp/grpc_api/inference.proto\x12\x0c\x65quipoise.v1\"t\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_id\"\xbb\x08\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12+\n\x08messages\x18\x04 \x03(\x0b\x32\x19.equipoise.v1.ChatMessage\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12@\n\nlogit_bias\x18\x0e \x03(\x0b\x32,.equipoise.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\x0f \x01(\x12H\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\'\n\x1ainclude_stop_str_in_output\x18\x12 \x01(\x08H\x0b\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x17\n\nignore_eos\x18\x14 \x01(\x08H\r\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x15 \x01(\x08H\x0e\x88\x01\x01\x12\x15\n\x08logprobs\x18\x16 \x01(\rH\x0f\x88\x01\x01\x12?\n\x12structured_outputs\x18\x18 \x01(\x0b\x32\x1e.equipoise.v1.StructuredOutputH\x10\x88\x01\x01\x12\x17\n\ncache_salt\x18\x17 \x01(\tH\x11\x88\x01\x01\x12\x15\n\x08priority\x18\x19 \x01(\x11H\x12\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_promptB\r\n\x0b_max_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x15\n\x13_structured_outputsB\r\n\x0b_cache_saltB\x0b\n\t_priority\"w\n\x10StructuredOutput\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x15.equipoise.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x42\x06\n\x04rule\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.equipoise.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.equipoise.v1.TokenLogprob\"~\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.equipoise.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x89\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"\x85\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"m\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.equipoise.v1.ChatMessageB\t\n\x07_prompt\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"<\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.equipoise.v1.Model2\xc2\x02\n\tInference\x12I\n\x08Generate\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1e.equipoise.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1b.equipoise.v1.GenerateChunk0\x01\x12I\n\x08Tokenize\x12\x1d.equipoise.v1.TokenizeRequest\x1a\x1e.equipoise.v1.TokenizeResponse\x12O\n\nListModels\x12\x1f.equipoise.v1.ListModelsRequest\x1a .equipoise.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,35 +36,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=46
   _globals['_CHATMESSAGE']._serialized_end=162
   _globals['_GENERATEREQUEST']._serialized_start=165
-  _globals['_GENERATEREQUEST']._serialized_end=1212
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=875
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=923
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=1214
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=1333
-  _globals['_CHOICES']._serialized_start=1335
-  _globals['_CHOICES']._serialized_end=1361
-  _globals['_TOKENLOGPROB']._serialized_start=1363
-  _globals['_TOKENLOGPROB']._serialized_end=1427
-  _globals['_TOKENLOGPROBS']._serialized_start=1429
-  _globals['_TOKENLOGPROBS']._serialized_end=1529
-  _globals['_CHOICE']._serialized_start=1531
-  _globals['_CHOICE']._serialized_end=1657
-  _globals['_USAGE']._serialized_start=1659
-  _globals['_USAGE']._serialized_end=1739
-  _globals['_GENERATERESPONSE']._serialized_start=1742
-  _globals['_GENERATERESPONSE']._serialized_end=1879
-  _globals['_GENERATECHUNK']._serialized_start=1882
-  _globals['_GENERATECHUNK']._serialized_end=2015
-  _globals['_TOKENIZEREQUEST']._serialized_start=2017
-  _globals['_TOKENIZEREQUEST']._serialized_end=2126
-  _globals['_TOKENIZERESPONSE']._serialized_start=2128
-  _globals['_TOKENIZERESPONSE']._serialized_end=2189
-  _globals['_LISTMODELSREQUEST']._serialized_start=2191
-  _globals['_LISTMODELSREQUEST']._serialized_end=2210
-  _globals['_MODEL']._serialized_start=2212
-  _globals['_MODEL']._serialized_end=2272
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2274
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2331
-  _globals['_INFERENCE']._serialized_start=2334
-  _globals['_INFERENCE']._serialized_end=2656
+  _globals['_GENERATEREQUEST']._serialized_end=1248
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=898
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=946
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1250
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1369
+  _globals['_CHOICES']._serialized_start=1371
+  _globals['_CHOICES']._serialized_end=1397
+  _globals['_TOKENLOGPROB']._serialized_start=1399
+  _globals['_TOKENLOGPROB']._serialized_end=1463
+  _globals['_TOKENLOGPROBS']._serialized_start=1465
+  _globals['_TOKENLOGPROBS']._serialized_end=1565
+  _globals['_CHOICE']._serialized_start=1567
+  _globals['_CHOICE']._serialized_end=1693
+  _globals['_USAGE']._serialized_start=1695
+  _globals['_USAGE']._serialized_end=1775
+  _globals['_GENERATERESPONSE']._serialized_start=1778
+  _globals['_GENERATERESPONSE']._serialized_end=1915
+  _globals['_GENERATECHUNK']._serialized_start=1918
+  _globals['_GENERATECHUNK']._serialized_end=2051
+  _globals['_TOKENIZEREQUEST']._serialized_start=2053
+  _globals['_TOKENIZEREQUEST']._serialized_end=2162
+  _globals['_TOKENIZERESPONSE']._serialized_start=2164
+  _globals['_TOKENIZERESPONSE']._serialized_end=2225
+  _globals['_LISTMODELSREQUEST']._serialized_start=2227
+  _globals['_LISTMODELSREQUEST']._serialized_end=2246
+  _globals['_MODEL']._serialized_start=2248
+  _globals['_MODEL']._serialized_end=2308
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2310
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2367
+  _globals['_INFERENCE']._serialized_start=2370
+  _globals['_INFERENCE']._serialized_end=2692
 # @@protoc_insertion_point(module_scope)

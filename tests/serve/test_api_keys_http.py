@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ class KeyedApp:
     alices_key: str
     bobs_key: str
     carols_key: str
+    erins_key: str
+    daves_key: str
 
     def send(self, method: str, path: str, authorization: str | None = None) -> RawAnswer:
         headers = {} if authorization is None else {"Authorization": authorization}
@@ -40,27 +43,32 @@ class KeyedApp:
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str, str]:
-    """(key file, alice's key, bob's key, that of carol, who may have one request at a time)"""
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """(key file, alice's key, bob's key, that of carol, who may have one request at a time, those of erin, who goes
+    before others, and of dave, who goes after them)"""
     file = tmp_path_factory.mktemp("keys") / "keys.txt"
-    (alice, first), (bob, second), (carol, third) = (new_key(name) for name in ("alice", "bob", "carol"))
-    file.write_text(f"# who may come in\n{first}\n{second}\n{third} max_inflight=1\n", encoding="utf-8")
-    return str(file), alice, bob, carol
+    names = ("alice", "bob", "carol", "erin", "dave")
+    keys, lines = zip(*(new_key(name) for name in names), strict=True)
+    limits = ("", "", " max_inflight=1", " priority=-5", " priority=5")
+    text = "\n".join(line + limit for line, limit in zip(lines, limits, strict=True))
+    file.write_text(f"# who may come in\n{text}\n", encoding="utf-8")
+    return str(file), *keys
 
 
 @pytest.fixture(scope="module")
-def keyed(deploy: Deploy, keys: tuple[str, str, str, str]) -> Iterator[KeyedApp]:
-    file, alice, bob, carol = keys
+def keyed(deploy: Deploy, keys: tuple[str, ...]) -> Iterator[KeyedApp]:
+    """Two requests run at a time."""
+    file, alice, bob, *others = keys
     roles = small_roles()
     app = deploy(
         {
             "model": "random/llama-2x4",
             "engine": {"block_tokens": BLOCK_TOKENS},
             **roles,
-            "ingress": {**roles["ingress"], "api_keys_file": file},
+            "ingress": {**roles["ingress"], "api_keys_file": file, "max_inflight_requests": 2},
         }
     )
-    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice, bob, carol)
+    keyed = KeyedApp(app, OpenAIApp.of(app, alice), OpenAIApp.of(app, bob), alice, bob, *others)
     with keyed.alice.client, keyed.bob.client:
         yield keyed
 
@@ -155,6 +163,62 @@ def test_a_key_with_one_request_at_a_time(keyed: KeyedApp) -> None:
         assert keyed.alice.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
         stream.close()
         wait_until(lambda: not is_refused(carol), LIMIT_S, "the stream that was left still counts")
+
+
+def test_keys_have_priorities_and_nobody_gets_ahead_by_asking(keyed: KeyedApp) -> None:
+    asked = {keyed.alices_key: (-1, 0), keyed.erins_key: (-6, -5), keyed.daves_key: (4, 5)}
+    with grpc_client(keyed.app.grpc_target) as stub:
+        for key, (too_small, smallest) in asked.items():
+            metadata = [("authorization", f"Bearer {key}")]
+            request = GenerateRequest(model=keyed.alice.model, prompt="hi", max_tokens=2, ignore_eos=True)
+            request.priority = too_small
+            code, said = refusal(lambda: stub.Generate(request, metadata=metadata, timeout=LIMIT_S))  # noqa: B023
+            assert (code, f"must be {smallest} or more" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            request.priority = smallest
+            assert stub.Generate(request, metadata=metadata, timeout=LIMIT_S).usage.completion_tokens == 2
+            app = OpenAIApp.of(keyed.app, key)
+            with app.client:
+                with pytest.raises(openai.BadRequestError) as caught:
+                    app.complete("hi", priority=too_small)
+                assert caught.value.param == "priority"
+                assert app.complete("hi", max_tokens=2, priority=smallest).usage.completion_tokens
+
+
+def test_those_that_wait_go_by_priority_and_then_as_they_came(keyed: KeyedApp) -> None:
+    """One place is taken all the time, and one becomes free when all wait."""
+
+    def waiting() -> int:
+        answer = keyed.send("GET", "/debug/blocks", f"Bearer {keyed.alices_key}")
+        return int(answer.json["queued_requests"])
+
+    ended: list[str] = []
+
+    def run(name: str, key: str, options: dict[str, Any]) -> None:
+        app = OpenAIApp.of(keyed.app, key)
+        with app.client:
+            app.complete("hi", max_tokens=2, **options)
+        ended.append(name)
+
+    comers = [
+        ("dave", keyed.daves_key, {}),
+        ("alice", keyed.alices_key, {}),
+        ("alice, later", keyed.alices_key, {"priority": 100}),
+        ("bob", keyed.bobs_key, {}),
+        ("erin, as others", keyed.erins_key, {"priority": 0}),
+        ("erin", keyed.erins_key, {}),
+    ]  # fmt: skip
+    stays, leaves_soon = (
+        keyed.alice.complete("go on", max_tokens=2000, ignore_eos=True, stream=True) for _ in range(2)
+    )
+    next(iter(stays))
+    next(iter(leaves_soon))
+    with ThreadPoolExecutor(len(comers)) as pool:
+        for number, comer in enumerate(comers, start=1):
+            pool.submit(run, *comer)
+            wait_until(lambda: waiting() == number, LIMIT_S, "it does not wait")  # noqa: B023
+        leaves_soon.close()
+    stays.close()
+    assert ended == ["erin", "alice", "bob", "erin, as others", "dave", "alice, later"]
 
 
 def is_refused(app: OpenAIApp) -> bool:

@@ -17,7 +17,7 @@ COMMON: dict[str, Any] = {
     "max_tokens": 9, "n": 2, "temperature": 0.0, "top_p": 0.25, "top_k": -1, "min_p": 0.1, "presence_penalty": -1.5,
     "frequency_penalty": 0.5, "repetition_penalty": 1.1, "seed": -(2**63), "stop": ["a", "b"],
     "stop_token_ids": [7, 8], "include_stop_str_in_output": True, "min_tokens": 0, "ignore_eos": False,
-    "skip_special_tokens": False, "cache_salt": "mine",
+    "skip_special_tokens": False, "cache_salt": "mine", "priority": -7,
 }  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def test_what_is_not_set_is_left_to_the_server() -> None:
         ({"prompt": "a", "structured_outputs": StructuredOutput(regex="(")}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": StructuredOutput()}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": StructuredOutput(choice=Choices())}, "structured_outputs"),
+        ({"prompt": "a", "priority": 101}, "priority"),
     ],
 )
 def test_what_is_wrong_names_the_field(fields: dict[str, Any], param: str) -> None:
