@@ -1,7 +1,7 @@
 """API keys: who a request comes from, and the cache salt that keeps one key's KV blocks from another's.
 
 The server knows keys by their SHA-256 only, from a file of lines `name sha256-hex`, with limits behind it if there are
-to be any: `requests_per_min=60 max_inflight=4`. Keys are long random strings (this
+to be any: `requests_per_min=60 max_inflight=4 priority=10`. Keys are long random strings (this
 module makes them), so a plain hash is enough; a password would need a slow one.
 
     python -m app.api_keys new alice >> keys
@@ -21,12 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from app.key_limits import NO_LIMITS, KeyLimits
+from app.key_limits import MAX_PRIORITY, NO_LIMITS, KeyLimits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
 _KEY_PREFIX = "eq-"
-_LEAST = {"requests_per_min": 1e-6, "max_inflight": 1.0}
+_ALLOWED = {
+    "requests_per_min": (1e-6, 1e9),
+    "max_inflight": (1, 1e9),
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
+}
+"""The limits of a key, with the smallest and the largest number for each."""
 _SALT_DOMAIN = b"equipoise/cache-salt/1"
 
 
@@ -119,7 +124,8 @@ def derive_salt(salt: bytes, cache_salt: str | None) -> bytes:
 
 
 def _limits(fields: Sequence[str], place: str) -> KeyLimits:
-    """From `requests_per_min=60 max_inflight=4`, in any order. Raises ApiKeysError, which says what is allowed."""
+    """From `requests_per_min=60 max_inflight=4 priority=10`, in any order. Raises ApiKeysError, which says what is
+    allowed."""
     given: dict[str, float] = {}
     for field in fields:
         name, _, value = field.partition("=")
@@ -127,18 +133,22 @@ def _limits(fields: Sequence[str], place: str) -> KeyLimits:
             number = float(value)
         except ValueError:
             number = math.nan
-        if name not in _LEAST or name in given or not _LEAST[name] <= number < 1e9 or not _is_whole(name, number):
+        if name in given or not _is_allowed(name, number):
             raise ApiKeysError(
                 f"{place}: {field[:40]!r} is no limit, or given twice. Allowed are requests_per_min= with a number "
-                "above 0, and max_inflight= with a whole number of at least 1."
+                "above 0, max_inflight= with a whole number of at least 1, and priority= with a whole number from "
+                f"{-MAX_PRIORITY} to {MAX_PRIORITY}."
             )
         given[name] = number
     inflight = given.get("max_inflight")
-    return KeyLimits(given.get("requests_per_min"), None if inflight is None else int(inflight))
+    return KeyLimits(
+        given.get("requests_per_min"), None if inflight is None else int(inflight), int(given.get("priority", 0))
+    )
 
 
-def _is_whole(name: str, number: float) -> bool:
-    return name != "max_inflight" or number.is_integer()
+def _is_allowed(name: str, number: float) -> bool:
+    least, most = _ALLOWED.get(name, (math.inf, -math.inf))
+    return least <= number <= most and (name == "requests_per_min" or number.is_integer())
 
 
 def new_key(name: str) -> tuple[str, str]:

@@ -4,7 +4,8 @@
 
 On each node: GPUs as Ray and torch see them, the object store against what the configuration plans, the disk tier's
 folder (free space, speed), and whether the package can be imported. Over all of them: enough GPUs and CPUs, equal
-versions, and whether the nodes reach each other (NCCL where there are GPUs, gloo elsewhere).
+versions, and whether the nodes reach each other (NCCL between those with GPUs, gloo where there are none; what was not
+tried is told too).
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from app import node_probe
-from app.cluster_findings import Finding, Needs, NodeOfCluster, cluster_findings, exit_status, node_findings
+from app.cluster_findings import (
+    Finding,
+    Needs,
+    NodeOfCluster,
+    cluster_findings,
+    exit_status,
+    meetings,
+    node_findings,
+)
+from app.cluster_network import first_line, meet
 from app.node_probe import NodeFacts
 from app.plan import plan, read_shape
 from app.serve_config import read_serve_config
@@ -32,7 +42,6 @@ from app.settings_error import SettingsError
 from app.sizing import GIB, SizingError
 
 _PROBE_LIMIT_S = 300.0
-_MEETING_LIMIT_S = 60.0
 _KNOCK_LIMIT_S = 5.0
 
 
@@ -56,7 +65,7 @@ def needs_of(settings: AppSettings, config_path: str | None = None) -> Needs:
     )
 
 
-def check_cluster(needs: Needs, disk_folder: str, disk_bytes: int) -> list[Finding]:
+def check_cluster(needs: Needs, disk_folder: str, disk_bytes: int, network_limit_s: float) -> list[Finding]:
     """All findings, on the cluster that this process is connected to."""
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     nodes = {node["NodeID"]: _listed(node) for node in alive}
@@ -70,43 +79,12 @@ def check_cluster(needs: Needs, disk_folder: str, disk_bytes: int) -> list[Findi
         try:
             facts[id_] = ray.get(call, timeout=_PROBE_LIMIT_S)
         except (RayError, GetTimeoutError) as error:
-            found.append(Finding("node", node.name, "problem", _first_line(error)))
+            found.append(Finding("node", node.name, "problem", first_line(error)))
         else:
             found += node_findings(node, facts[id_], needs)
     found += cluster_findings(list(nodes.values()), {nodes[id_].name: each for id_, each in facts.items()}, needs)
-    if len(facts) > 1:
-        found.append(_network([id_ for id_ in facts if nodes[id_].num_gpus] if needs.num_gpus else list(facts), needs))
-    return found
-
-
-def _network(node_ids: Sequence[str], needs: Needs) -> Finding:
-    """One process a node, all of which must reach each other."""
-    backend, num_gpus = ("nccl", 1) if needs.num_gpus else ("gloo", 0)
-    if len(node_ids) < 2:
-        return Finding("network", "", "ok", "one node has all the workers")
-    address_of = ray.remote(num_cpus=0, max_retries=0)(node_probe.free_address)
-    member = ray.remote(num_cpus=0, num_gpus=num_gpus, max_retries=0)(node_probe.sum_of_ranks)
-    calls: list[Any] = []
-    try:
-        address = ray.get(_on(address_of, node_ids[0]).remote(), timeout=_MEETING_LIMIT_S)
-        calls = [
-            _on(member, id_).remote(rank, len(node_ids), address, backend, _MEETING_LIMIT_S)
-            for rank, id_ in enumerate(node_ids)
-        ]
-        totals = ray.get(calls, timeout=2 * _MEETING_LIMIT_S)
-    except GetTimeoutError:
-        for call in calls:
-            ray.cancel(call, force=True)
-        detail = (
-            f"{backend} had no answer in {2 * _MEETING_LIMIT_S:g} s: no GPU is free, or a firewall is between nodes"
-        )
-        return Finding("network", "", "problem", detail)
-    except RayError as error:
-        return Finding("network", "", "problem", f"{backend}: {_first_line(error)}")
-    expected = sum(range(len(node_ids)))
-    if totals != [expected] * len(node_ids):
-        return Finding("network", "", "problem", f"{backend} added up ranks to {totals}, not {expected}")
-    return Finding("network", "", "ok", f"{len(node_ids)} nodes reach each other over {backend}")
+    tried, not_tried = meetings({id_: nodes[id_] for id_ in facts}, needs)
+    return [*found, *(meet(meeting, nodes, network_limit_s) for meeting in tried), *not_tried]
 
 
 def _knock(address: str) -> None:
@@ -130,11 +108,6 @@ def _listed(node: dict[str, Any]) -> NodeOfCluster:
     )
 
 
-def _first_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1] if str(cause).strip() else ''}"
-
-
 def _text(findings: Sequence[Finding]) -> str:
     width = max(len(finding.check) for finding in findings)
     return "\n".join(
@@ -155,10 +128,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", default="auto", help="of the cluster; default: the one that this machine is in")
     parser.add_argument("--config", help="the model's config.json, for a model that is not known by name")
     parser.add_argument("--disk-mib", type=int, default=1024, help="to write and read in the disk tier's folder")
+    parser.add_argument(
+        "--network-limit-s", type=float, default=60.0, help="until nodes that do not reach each other are given up"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     if options.disk_mib < 1:
         parser.error(f"--disk-mib is {options.disk_mib}; it must be 1 or more")
+    if not 0 < options.network_limit_s < 3600:
+        parser.error(f"--network-limit-s is {options.network_limit_s}; it must be above 0, and below 3600")
     try:
         settings = read_serve_config(options.serve_config).settings
         needs = needs_of(settings, options.config)
@@ -172,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no Ray cluster at {options.address!r}: {error}", file=sys.stderr)
         return 2
     try:
-        findings = check_cluster(needs, settings.store.disk.folder, options.disk_mib << 20)
+        findings = check_cluster(needs, settings.store.disk.folder, options.disk_mib << 20, options.network_limit_s)
     finally:
         ray.shutdown()
     if options.json:

@@ -9,7 +9,8 @@ from typing import Final, Literal, TypeAlias
 from actors.object_store_room import GIB, room_problem
 from app.node_probe import NodeFacts
 
-Verdict: TypeAlias = Literal["ok", "warning", "problem"]
+Verdict: TypeAlias = Literal["ok", "warning", "problem", "skipped"]
+"""skipped: it was not checked, and the detail says why."""
 SLOW_DISK_BYTES_PER_S: Final = 500e6
 """Slower than this is a disk that turns, or a network: computing a prefix anew is often faster than reading it."""
 
@@ -51,6 +52,33 @@ class Finding:
     node: str
     verdict: Verdict
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Nodes, by id, that are to reach each other."""
+
+    backend: Literal["nccl", "gloo"]
+    node_ids: tuple[str, ...]
+
+
+def meetings(nodes: Mapping[str, NodeOfCluster], needs: Needs) -> tuple[list[Meeting], list[Finding]]:
+    """Who is to reach whom, of nodes by id; and what is not tried. What workers with GPUs have for each other goes over
+    NCCL; where that cannot be tried, gloo shows at least that there is a way."""
+    if len(nodes) < 2:
+        return [], [_skipped("there are no two nodes that could reach each other")]
+    with_gpus = tuple(node_id for node_id, node in nodes.items() if node.num_gpus)
+    if needs.num_gpus and len(with_gpus) > 1:
+        return [Meeting("nccl", with_gpus)], []
+    if not needs.num_gpus:
+        reason = "the configuration asks for no GPU"
+    else:
+        reason = "one node has all GPUs" if with_gpus else "no node has a GPU"
+    return [Meeting("gloo", tuple(nodes))], [_skipped(f"NCCL was not tried: {reason}")]
+
+
+def _skipped(detail: str) -> Finding:
+    return Finding("network", "", "skipped", detail)
 
 
 def node_findings(node: NodeOfCluster, facts: NodeFacts, needs: Needs) -> list[Finding]:

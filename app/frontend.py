@@ -182,6 +182,7 @@ class Frontend:
     ) -> Generation:
         facts, context_tokens = self._facts(), self.context_tokens
         salt = derive_salt(principal.salt, request.cache_salt)
+        priority = principal.limits.priority_of(request.priority)
         seed, base = secrets.randbits(64), uuid.uuid4().hex
         echo = isinstance(request, CompletionRequest) and bool(request.echo)
         groups = []
@@ -209,6 +210,7 @@ class Frontend:
                     owner=self._owner,
                     salt=salt,
                     eos_token_ids=facts.eos_token_ids,
+                    priority_s=priority * self.settings.ingress.priority_step_s,
                 )
                 text = ChoiceText(
                     index,
@@ -220,7 +222,7 @@ class Frontend:
                     after_text=after_text,
                     shown_ids=() if tools is None else tools.marker_ids,
                 )
-                choices.append(Choice(engine_request, text, SequenceTimes(arrived_s)))
+                choices.append(Choice(engine_request, text, SequenceTimes(arrived_s, priority)))
             groups.append(choices)
         return Generation(groups, self._start, self._metrics, self._spans, tools)
 

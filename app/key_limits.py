@@ -1,4 +1,4 @@
-"""How much one API key may ask for: requests a minute, and requests at a time.
+"""How much one API key may ask for: requests a minute, requests at a time, and how soon its turn is.
 
 Each ingress replica counts by itself, so with n replicas a key may get up to n times as much. The rate is that of a
 token bucket that holds ten seconds' worth, and one request at least (ours).
@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from app.openai_errors import over_key_limit
+from app.openai_errors import invalid_request, over_key_limit
 
+MAX_PRIORITY = 100
+"""The largest priority, and less 0 the smallest, so that there is an end to how long one can be overtaken."""
 _BURST_S = 10.0
 
 
@@ -22,6 +24,21 @@ class KeyLimits:
 
     requests_per_min: float | None = None
     max_inflight: int | None = None
+    priority: int = 0
+    """The smallest that its requests may ask for, and what they have when they ask for none."""
+
+    def priority_of(self, asked: int | None) -> int:
+        """The priority of a request that asks for one, or (None) for none. Raises ApiError 400 for one that would go
+        before what the key may have: nobody gets ahead by asking."""
+        if asked is None:
+            return self.priority
+        if asked < self.priority:
+            raise invalid_request(
+                f"Invalid value for 'priority': {asked}. With this key it must be {self.priority} or more; less would "
+                "be sooner.",
+                param="priority",
+            )
+        return asked
 
 
 NO_LIMITS = KeyLimits()

@@ -74,14 +74,22 @@ def measure_disk(folder: Path, num_bytes: int) -> DiskSpeed:
     return DiskSpeed(written / write_s, written / read_s, shutil.disk_usage(folder).free)
 
 
-def free_address() -> str:
-    """Where the members of a group can meet on this node: its address as others see it, and a free port."""
-    from ray.util import get_node_ip_address
+class GroupMember:
+    """One process of a group, on the node that this runs on. As an actor: that it answers at all shows that it has got
+    its GPU."""
 
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        address = get_node_ip_address()  # type: ignore[no-untyped-call]
-        return f"{address}:{probe.getsockname()[1]}"
+    def free_address(self) -> str:
+        """Where the others can meet this one: its node's address as they see it, and a free port."""
+        from ray.util import get_node_ip_address
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            address = get_node_ip_address()  # type: ignore[no-untyped-call]
+            return f"{address}:{probe.getsockname()[1]}"
+
+    def sum_of_ranks(self, rank: int, num_ranks: int, address: str, backend: str, timeout_s: float) -> float:
+        """See `sum_of_ranks`."""
+        return sum_of_ranks(rank, num_ranks, address, backend, timeout_s)
 
 
 def sum_of_ranks(rank: int, num_ranks: int, address: str, backend: str, timeout_s: float) -> float:

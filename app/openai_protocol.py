@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from actors.engine.request import SamplingParams
 from app.default_sampling import DefaultSampling
+from app.key_limits import MAX_PRIORITY
 from app.openai_errors import invalid_request, shortened, unsupported
 from app.request_parsing import must_be
 from app.structured_output import (
@@ -34,6 +35,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_COUNT = 2**31 - 1
 """Of any count of tokens, so that it fits an int32 wherever it goes."""
+PRIORITY_ALLOWED = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}; the smaller one goes first"
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """A temperature below this is treated as 0, as vLLM does: logits divided by it would overflow."""
 
@@ -160,6 +162,7 @@ class GenerationRequest(BaseModel):
         None, ge=0, le=MAX_LOGPROBS, description=f"a whole number from 0 to {MAX_LOGPROBS}"
     )
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="a string of 1 to 256 characters")
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY_ALLOWED)
 
     @model_validator(mode="before")
     @classmethod

@@ -2,21 +2,23 @@
 
 A choice is what others call a request: a sequence with a queue, a first token and an end of its own. TTFT and
 inter-token latencies are counted as tokens come; the times of the stages with the end of a choice that ends by itself,
-so that they add up to its end-to-end time and are as many.
+so that they add up to its end-to-end time and are as many. Times that priorities change are counted for those below,
+at and above 0 apart.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from app.sequence_times import SequenceTimes
 from kv.metrics import table
 from kv.metrics.histogram import Histogram
-from kv.metrics.table import Readings
+from kv.metrics.table import Metric, Readings
 
 Ending: TypeAlias = Literal["stop", "length", "tool_calls", "abort", "timeout", "refused", "error"]
+Turn: TypeAlias = Literal["sooner", "usual", "later"]
 _BY_ITSELF = frozenset({"stop", "length", "tool_calls"})
 
 
@@ -27,10 +29,10 @@ class RequestMetrics:
         self._model = model
         self._prompt_tokens = self._generation_tokens = 0
         self._endings: Counter[Ending] = Counter()
-        self._ttft = Histogram(table.TTFT, (model,))
+        self._ttft = _by_turn(table.TTFT, model)
         self._itl = Histogram(table.ITL, (model,))
         self._e2e = Histogram(table.E2E, (model,))
-        self._queue = Histogram(table.QUEUE_TIME, (model,))
+        self._queue = _by_turn(table.QUEUE_TIME, model)
         self._prefill = Histogram(table.PREFILL_TIME, (model,))
         self._transfer = Histogram(table.TRANSFER_TIME, (model,))
         self._decode = Histogram(table.DECODE_TIME, (model,))
@@ -45,7 +47,7 @@ class RequestMetrics:
         self._generation_tokens += 1
         if times.last_token_s is None:
             times.first_token_s = now_s
-            self._ttft.observe(now_s - times.arrived_s)
+            self._ttft[_turn(times)].observe(now_s - times.arrived_s)
         else:
             self._itl.observe(now_s - times.last_token_s)
         times.last_token_s = now_s
@@ -58,7 +60,7 @@ class RequestMetrics:
         self._e2e.observe(time.perf_counter() - times.arrived_s)
         if times.admitted_s is None or times.first_token_s is None or times.last_token_s is None:
             return  # it asked for no token
-        self._queue.observe(times.admitted_s - times.arrived_s)
+        self._queue[_turn(times)].observe(times.admitted_s - times.arrived_s)
         self._prefill.observe(times.first_token_s - times.admitted_s)
         decode_from_s = times.first_token_s
         if times.taken_over_s is not None:
@@ -77,13 +79,21 @@ class RequestMetrics:
         }
         readings |= {(table.REQUESTS, (model, reason)): count for reason, count in self._endings.items()}
         for histogram in (
-            self._ttft,
+            *self._ttft.values(),
             self._itl,
             self._e2e,
-            self._queue,
+            *self._queue.values(),
             self._prefill,
             self._transfer,
             self._decode,
         ):
             readings |= histogram.readings()
         return readings
+
+
+def _by_turn(metric: Metric, model: str) -> dict[Turn, Histogram]:
+    return {turn: Histogram(metric, (model, turn)) for turn in get_args(Turn)}
+
+
+def _turn(times: SequenceTimes) -> Turn:
+    return "usual" if times.priority == 0 else "sooner" if times.priority < 0 else "later"

@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from app.chat_protocol import PART_SEPARATOR, ChatCompletionRequest
-from app.openai_protocol import MAX_COUNT, sifted
+from app.key_limits import MAX_PRIORITY
+from app.openai_protocol import MAX_COUNT, PRIORITY_ALLOWED, sifted
 from app.request_parsing import must_be
 from app.structured_output import response_format_grammar
 
@@ -99,6 +100,7 @@ class ResponsesRequest(BaseModel):
     stream: bool | None = Field(None, description="true or false")
     text: Annotated[dict[str, Any] | None, PlainValidator(_format)] = None
     """As the `response_format` of a chat."""
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY_ALLOWED)
 
     @model_validator(mode="before")
     @classmethod
@@ -117,5 +119,6 @@ class ResponsesRequest(BaseModel):
                 "top_p": self.top_p,
                 "stream": self.stream,
                 "response_format": self.text,
+                "priority": self.priority,
             }
         )

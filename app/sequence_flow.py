@@ -112,6 +112,7 @@ class SequenceFlow:
             num_blocks=-(-prompt_tokens // block_tokens),
             block_keys=self._plan.block_keys,
             max_blocks=-(-longest // block_tokens),
+            turn_s=self._times.arrived_s + request.priority_s,
         )
 
     async def _attempt(self, request: EngineRequest, assignment: Assignment) -> AsyncGenerator[TokenEvent]:

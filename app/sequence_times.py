@@ -13,6 +13,8 @@ class SequenceTimes:
 
     arrived_s: float = field(default_factory=time.perf_counter)
     """Its request had been read."""
+    priority: int = 0
+    """Its request's."""
     admitted_s: float | None = None
     first_token_s: float | None = None
     taken_over_s: float | None = None

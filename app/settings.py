@@ -183,6 +183,13 @@ class IngressSettings(SettingsBlock):
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="Seconds until a request that has not ended is cancelled."
     )
+    priority_step_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="A request whose priority is larger by 1 waits, here and in a worker, as if it had come so many "
+        "seconds later: it is overtaken for so long, and not for ever.",
+    )
     tracing: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",

@@ -7,7 +7,6 @@ the prefill workers with finished prompts that nobody fetches, and time to first
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,6 +14,7 @@ from typing import Final
 
 from migrate.dispatch import choose_decode
 from migrate.view import DispatchRequest, NoWorkerError, WorkerView, large_enough
+from migrate.waiting_line import Turn, WaitingLine
 
 SHORTEST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 60.0
@@ -98,18 +98,20 @@ class AdmissionPolicy:
         *,
         queued_requests: int = 0,
         queued_tokens: int = 0,
+        ahead: int | None = None,
         begun: bool = False,
     ) -> Decision:
-        """Decide on a request that has just come, behind `queued_requests` with `queued_tokens` uncached tokens in all.
+        """Decide on a request that has just come, while `queued_requests` with `queued_tokens` uncached tokens in all
+        wait, and `ahead` of them go before it (None: all).
 
-        While anything waits before it, nothing starts: first come, first served. `begun`: it belongs to what was
-        admitted before (a further choice of a prompt, or a request whose worker was lost), so that it is too late to
-        refuse it for an overload: its client may have half of an answer.
+        While anything waits before it, nothing starts. `begun`: it belongs to what was admitted before (a further
+        choice of a prompt, or a request whose worker was lost), so that it is too late to refuse it for an overload:
+        its client may have half of an answer.
         """
         refusal = self.never_fits(request, pools)
         if refusal is not None:
             return refusal
-        if queued_requests == 0:
+        if (queued_requests if ahead is None else ahead) == 0:
             decode_worker_id = self.decode_worker_with_room(request, pools)
             if decode_worker_id is not None:
                 return Decision(Verdict.ADMIT, decode_worker_id)
@@ -176,17 +178,17 @@ class Ready:
 
 
 class AdmissionQueue:
-    """Requests that wait to be admitted, first come first served; cancelling takes O(1). What has begun came before all
-    that has not, so it goes first.
+    """Requests that wait to be admitted, in the order of their turns (`migrate.waiting_line`). What has begun came
+    before what has not, and so it goes first among those of its priority.
 
-    Nothing overtakes the head. A large request waits until the pool has drained enough for it and cannot be starved by
-    small ones behind it; the price is that these wait too.
+    Nothing overtakes the head but what comes with an earlier turn. A large request waits until the pool has drained
+    enough for it and cannot be starved by small ones behind it; the price is that these wait too.
     """
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self._policy = policy
-        self._begun: OrderedDict[str, DispatchRequest] = OrderedDict()
-        self._waiting: OrderedDict[str, DispatchRequest] = OrderedDict()
+        self._line: WaitingLine[DispatchRequest] = WaitingLine()
+        self._arrivals = 0
         self._queued_tokens = 0
 
     def offer(self, request: DispatchRequest, pools: PoolState, *, begun: bool = False) -> Decision:
@@ -198,18 +200,23 @@ class AdmissionQueue:
         """
         if request.request_id in self:
             raise ValueError(f"request {request.request_id!r} waits already; a request id is used once")
-        ahead = len(self._begun) if begun else len(self)
         decision = self._policy.decide(
-            request, pools, queued_requests=ahead, queued_tokens=self._queued_tokens, begun=begun
+            request,
+            pools,
+            queued_requests=len(self),
+            queued_tokens=self._queued_tokens,
+            ahead=self._line.num_before(request.turn_s),
+            begun=begun,
         )
         if decision.verdict is Verdict.QUEUE:
-            (self._begun if begun else self._waiting)[request.request_id] = request
+            self._line.add(request.request_id, request, Turn(request.turn_s, self._arrivals))
+            self._arrivals += 1
             self._queued_tokens += request.uncached_tokens
         return decision
 
     def cancel(self, request_id: str) -> bool:
         """Take a request out (cancelled, disconnected, out of time). Returns whether it was waiting."""
-        request = self._begun.pop(request_id, None) or self._waiting.pop(request_id, None)
+        request = self._line.remove(request_id)
         if request is None:
             return False
         self._queued_tokens -= request.uncached_tokens
@@ -223,8 +230,7 @@ class AdmissionQueue:
         a request ends, a report comes or a worker joins or leaves.
         """
         ready = Ready()
-        while len(self):
-            request = next(iter((self._begun or self._waiting).values()))
+        while (request := self._line.first()) is not None:
             refusal = self._policy.never_fits(request, pools)
             decode_worker_id = None if refusal else self._policy.decode_worker_with_room(request, pools)
             if refusal is not None:
@@ -238,10 +244,10 @@ class AdmissionQueue:
         return ready
 
     def __len__(self) -> int:
-        return len(self._begun) + len(self._waiting)
+        return len(self._line)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._begun or request_id in self._waiting
+        return request_id in self._line
 
 
 def _with_promise(pools: PoolState, request: DispatchRequest, decode_worker_id: str) -> PoolState:

@@ -30,6 +30,8 @@ class DispatchRequest:
     """Keys of the prompt's full blocks, first block first. Each key depends on all tokens before it."""
     max_blocks: int | None = None
     """KV blocks when all `max_tokens` are generated. None: one more than the prompt's."""
+    turn_s: float = 0.0
+    """When it counts as having come, by its ingress's clock: when it did, and its priority in seconds."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.uncached_tokens <= self.prompt_tokens:

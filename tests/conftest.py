@@ -15,8 +15,8 @@ settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: what uses Ray stays in one process, since a process has
-    one cluster, where an app is deployed for many tests, and two clusters that start at once take each other's ports."""
+    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: what uses Ray stays in one process. A process has one
+    cluster, where an app is deployed for many tests; and two clusters that start at once take each other's ports."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("cluster"):

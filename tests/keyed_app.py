@@ -1,4 +1,4 @@
-"""The app that the tests of API keys share, with the official client of two of its three keys."""
+"""The app that the tests of API keys share, with the official client of two of its five keys."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Keys:
-    """Carol may have one request at a time."""
+    """Carol may have one request at a time; erin goes before others, and dave after them."""
 
     file: Path
     alice: str
     bob: str
     carol: str
+    erin: str
+    dave: str
 
     @classmethod
     def made_in(cls, folder: Path) -> Keys:
         """Writes the key file."""
         file = folder / "keys.txt"
-        (alice, first), (bob, second), (carol, third) = (new_key(name) for name in ("alice", "bob", "carol"))
-        file.write_text(f"# who may come in\n{first}\n{second}\n{third} max_inflight=1\n", encoding="utf-8")
-        return cls(file, alice, bob, carol)
+        limits = {"alice": "", "bob": "", "carol": " max_inflight=1", "erin": " priority=-5", "dave": " priority=5"}
+        keys, lines = zip(*(new_key(name) for name in limits), strict=True)
+        text = "\n".join(line + limit for line, limit in zip(lines, limits.values(), strict=True))
+        file.write_text(f"# who may come in\n{text}\n", encoding="utf-8")
+        return cls(file, *keys)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class KeyedApp:
 
 @contextmanager
 def deployed_with_keys(deploy: Deploy, keys: Keys) -> Iterator[KeyedApp]:
+    """Two requests run at a time."""
     roles = small_roles()
     app = deploy(
         {
@@ -53,7 +58,7 @@ def deployed_with_keys(deploy: Deploy, keys: Keys) -> Iterator[KeyedApp]:
             "engine": {"dtype": "float32", "block_tokens": BLOCK_TOKENS},
             "store": {"fetch_timeout_s": 30.0, "pull_timeout_s": 30.0},  # what comes late is no miss here
             **roles,
-            "ingress": {**roles["ingress"], "api_keys_file": str(keys.file)},
+            "ingress": {**roles["ingress"], "api_keys_file": str(keys.file), "max_inflight_requests": 2},
         }
     )
     keyed = KeyedApp(app, keys, OpenAIApp.of(app, keys.alice), OpenAIApp.of(app, keys.bob))

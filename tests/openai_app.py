@@ -30,7 +30,7 @@ ARGS: dict[str, Any] = {
 _EXTRAS = frozenset(
     {
         "add_generation_prompt", "cache_salt", "continue_final_message", "ignore_eos", "include_stop_str_in_output",
-        "min_p", "min_tokens", "repetition_penalty", "skip_special_tokens", "stop_token_ids", "top_k",
+        "min_p", "min_tokens", "priority", "repetition_penalty", "skip_special_tokens", "stop_token_ids", "top_k",
     }
 )  # fmt: skip
 """Fields that OpenAI's client has no argument for."""

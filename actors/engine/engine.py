@@ -195,7 +195,7 @@ class Engine:
         extend_keys = functools.partial(
             extend_block_keys, block_tokens=self.block_tokens, fingerprint=self.loaded.fingerprint, salt=request.salt
         )
-        self._answers.begin(self.scheduler.add(request, extend_keys), grammar)
+        self._answers.begin(self.scheduler.add(request, extend_keys, now_s=time.monotonic()), grammar)
         return None
 
     def abort(self, request_id: str) -> bool:

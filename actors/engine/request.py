@@ -77,6 +77,8 @@ class EngineRequest:
     """The first so many tokens' KV can be had from outside (the global store or a hand-over)."""
     hand_over: bool = False
     """Stop after one token and keep the KV until it was exported (the prefill side of a disaggregated request)."""
+    priority_s: float = 0.0
+    """Its priority, in seconds: wherever it waits it counts as having come so much later than it did."""
     publish_beyond_blocks: int | None = None
     """The global store has so many of the first full blocks. When prompt and answer fill more, the KV is kept after the
     last token until it was exported, or its blocks are needed. None: nothing is kept."""

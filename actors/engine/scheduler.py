@@ -2,9 +2,12 @@
 
 Two passes, after nano-vllm and vLLM: decodes first, so that a long prompt never delays the tokens of running answers
 by more than one budget of prefill; then prefill chunks of running and newly admitted sequences with what is left. When
-a running sequence needs a block and none is free, the latest arrival is preempted: its blocks go back, its tokens stay,
-and it recomputes them (or finds them cached) when it is admitted again. The earliest arrival is therefore never
-preempted for long, and two generations that do not fit together both finish.
+a running sequence needs a block and none is free, the one whose turn is last is preempted: its blocks go back, its
+tokens stay, and it recomputes them (or finds them cached) when it is admitted again. The one whose turn is first is
+therefore never preempted for long, and two generations that do not fit together both finish.
+
+Turns (`migrate.waiting_line`) are arrivals, shifted by priorities. They say who is admitted, whose prompt is computed,
+and who is preempted; nobody is preempted for one that waits.
 
 Answers that have ended and are being published hold blocks too, but nobody waits for them: whoever needs blocks takes
 theirs, oldest answer first, before it waits or has another sequence preempted (ours).
@@ -23,7 +26,6 @@ be planned while earlier ones have not come back:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +35,7 @@ from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest
 from actors.engine.sequence import ExtendKeys, SequenceState, Status
 from actors.engine.step_plan import Chunk, Fetch, StepPlan
+from migrate.waiting_line import Turn, WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, blocks: BlockManager) -> None:
         self.settings = settings
         self.blocks = blocks
-        self.waiting: deque[SequenceState] = deque()
+        self.waiting: WaitingLine[SequenceState] = WaitingLine()
         self.running: list[SequenceState] = []
         self.fetching: dict[str, SequenceState] = {}
         self.exports: dict[str, SequenceState] = {}
@@ -95,11 +98,11 @@ class Scheduler:
         """Tokens of KV the whole pool holds: no sequence may grow beyond it."""
         return self.blocks.num_blocks * self.settings.block_tokens
 
-    def add(self, request: EngineRequest, extend_keys: ExtendKeys) -> SequenceState:
-        """Queues a request behind those that wait."""
-        sequence = SequenceState(request, self._arrivals, extend_keys)
+    def add(self, request: EngineRequest, extend_keys: ExtendKeys, *, now_s: float) -> SequenceState:
+        """Queues a request that has come now, in its turn."""
+        sequence = SequenceState(request, Turn(now_s + request.priority_s, self._arrivals), extend_keys)
         self._arrivals += 1
-        self.waiting.append(sequence)
+        self.waiting.add(sequence.request_id, sequence, sequence.turn)
         return sequence
 
     def schedule(self) -> StepPlan:
@@ -119,27 +122,7 @@ class Scheduler:
         budget -= len(plan.decodes)
         if self.max_prompt_tokens is not None:
             budget = min(budget, self.max_prompt_tokens)
-        for sequence in prefills:
-            if budget == 0:
-                break
-            if sequence.may_be_scheduled:
-                plan.prefills.append(self._chunk(sequence, budget))
-                budget -= plan.prefills[-1].num_tokens
-        while self.waiting and budget > 0 and self._has_running_slot():
-            sequence = self.waiting[0]
-            if not self._admit(sequence):
-                break
-            self.waiting.popleft()
-            if sequence.external_tokens > sequence.num_computed:
-                sequence.status = Status.FETCHING
-                self.fetching[sequence.request_id] = sequence
-                plan.fetches.append(Fetch(sequence, sequence.num_computed, sequence.external_tokens))
-                sequence.fresh_blocks = []  # which of them the fetch leaves as they are is known at its end
-                continue
-            self._start(sequence)
-            chunk = self._chunk(sequence, budget)
-            (plan.decodes if chunk.num_tokens == 1 else plan.prefills).append(chunk)
-            budget -= chunk.num_tokens
+        self._plan_prompts(plan, prefills, budget)
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.num_in_flight += chunk.num_tokens
@@ -147,6 +130,39 @@ class Scheduler:
             plan.fresh_blocks += sequence.fresh_blocks
             sequence.fresh_blocks = []
         return plan
+
+    def _plan_prompts(self, plan: StepPlan, prefills: list[SequenceState], budget: int) -> None:
+        """Deals out what is left of a step to running prompts and to those that wait, in their turns: who waits with an
+        earlier turn than a long prompt that runs begins in the midst of it."""
+        running = sorted(prefills, key=lambda s: s.turn, reverse=True)
+        may_admit = True
+        while budget > 0:
+            waiting = self.waiting.first() if may_admit and self._has_running_slot() else None
+            if running and (waiting is None or running[-1].turn < waiting.turn):
+                sequence = running.pop()
+                if sequence.may_be_scheduled:
+                    plan.prefills.append(self._chunk(sequence, budget))
+                    budget -= plan.prefills[-1].num_tokens
+            elif waiting is None:
+                break
+            elif not self._admit(waiting):
+                may_admit = False
+            elif self._leave_line(waiting, plan):
+                chunk = self._chunk(waiting, budget)
+                (plan.decodes if chunk.num_tokens == 1 else plan.prefills).append(chunk)
+                budget -= chunk.num_tokens
+
+    def _leave_line(self, sequence: SequenceState, plan: StepPlan) -> bool:
+        """An admitted sequence waits no more. False: it is not to run yet, since its KV is to be fetched."""
+        self.waiting.remove(sequence.request_id)
+        if sequence.external_tokens <= sequence.num_computed:
+            self._start(sequence)
+            return True
+        sequence.status = Status.FETCHING
+        self.fetching[sequence.request_id] = sequence
+        plan.fetches.append(Fetch(sequence, sequence.num_computed, sequence.external_tokens))
+        sequence.fresh_blocks = []  # which of them the fetch leaves as they are is known at its end
+        return False
 
     def returned(self, plan: StepPlan) -> list[Chunk]:
         """The step is over, well or not: nothing of it will be written any more. Gives the chunks that somebody still
@@ -179,8 +195,7 @@ class Scheduler:
                 self.release_export(request_id)
             for sequence in (*self.running, *self.fetching.values()):
                 sequence.is_void = True
-        void = [sequence for sequence in self.running if sequence.is_void]
-        for sequence in sorted(void, key=lambda s: s.arrival, reverse=True):
+        for sequence in [sequence for sequence in self.running if sequence.is_void]:
             if sequence.incoming is None:
                 self._begin_anew(sequence)
             else:
@@ -268,7 +283,7 @@ class Scheduler:
         """Takes the sequence out; its blocks go back, after its last step in flight, unless they are kept for an export
         (see `release_export`)."""
         if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
+            self.waiting.remove(sequence.request_id)
         elif sequence.status is Status.FETCHING:
             del self.fetching[sequence.request_id]
         elif sequence.status is Status.RUNNING:
@@ -357,8 +372,8 @@ class Scheduler:
             sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
 
     def _make_room(self, sequence: SequenceState, num_tokens: int) -> bool:
-        """Extends the sequence's blocks to hold `num_tokens`, preempting later arrivals. False when it was itself
-        preempted, or has to wait for blocks that steps in flight write to."""
+        """Extends the sequence's blocks to hold `num_tokens`, preempting those whose turns are last. False when it was
+        itself preempted, or has to wait for blocks that steps in flight write to."""
         missing = -(-num_tokens // self.settings.block_tokens) - len(sequence.block_ids)
         if missing > self.blocks.num_available:
             self._give_up_answers(missing - self.blocks.num_available)
@@ -366,7 +381,7 @@ class Scheduler:
             if missing <= self.blocks.num_available + self._num_freed_in_flight():
                 return False  # in one of the next steps
             # Blocks that KV arrives in cannot be given away.
-            victim = max((s for s in self.running if s.incoming is None and not s.gives_way), key=lambda s: s.arrival)
+            victim = max((s for s in self.running if s.incoming is None and not s.gives_way), key=lambda s: s.turn)
             if victim.num_in_flight:
                 victim.gives_way = True
                 self._giving_way.append(victim)
@@ -416,7 +431,7 @@ class Scheduler:
         return self.blocks.num_freed_by(block for sequence in leaving for block in sequence.block_ids)
 
     def _preempt_those_that_give_way(self) -> None:
-        for sequence in sorted(self._giving_way, key=lambda s: s.arrival, reverse=True):
+        for sequence in list(self._giving_way):
             if sequence.num_in_flight == 0:
                 self._preempt(sequence)
 
@@ -440,7 +455,7 @@ class Scheduler:
         sequence.num_computed = sequence.num_registered = 0
         sequence.is_void = False
         self._need_not_give_way(sequence)
-        self.waiting.appendleft(sequence)
+        self.waiting.add(sequence.request_id, sequence, sequence.turn)
 
     def _need_not_give_way(self, sequence: SequenceState) -> None:
         if sequence.gives_way:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from actors.engine.device_event import DeviceEvent
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest, TokenLogprobs
+from migrate.waiting_line import Turn
 
 ExtendKeys = Callable[[Sequence[bytes], Sequence[int]], list[bytes]]
 """(keys so far, all tokens) -> the keys of all full blocks; `kv.keys.extend_block_keys` with model and salt filled
@@ -31,9 +32,10 @@ class SequenceState:
     run through the model, since its logits choose the next one.
     """
 
-    def __init__(self, request: EngineRequest, arrival: int, extend_keys: ExtendKeys) -> None:
+    def __init__(self, request: EngineRequest, turn: Turn, extend_keys: ExtendKeys) -> None:
         self.request = request
-        self.arrival = arrival
+        self.turn = turn
+        """Who goes before whom, as long as it lives."""
         self.status = Status.WAITING
         self.tokens: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
         self.output_token_ids: list[int] = list(request.output_token_ids)

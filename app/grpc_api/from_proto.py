@@ -6,6 +6,7 @@ same words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import Message
@@ -14,7 +15,14 @@ from pydantic_core import from_json
 
 from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
-from app.grpc_api.inference_pb2 import GenerateRequest, StructuredOutput, TokenizeRequest
+from app.grpc_api.inference_pb2 import (
+    GenerateRequest,
+    StructuredOutput,
+    TokenizeRequest,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from app.openai_errors import invalid_request
 from app.openai_protocol import GenerationRequest
 from app.request_parsing import validate_request
@@ -75,20 +83,56 @@ def _rule(message: StructuredOutput) -> dict[str, Any]:
     if "choice" in document:
         document["choice"] = document["choice"].get("choices", [])
     if "json" in document:
-        try:
-            document["json"] = from_json(document["json"], allow_inf_nan=False)
-        except ValueError as error:
-            raise invalid_request(
-                f"The JSON schema is not valid JSON: {error}.", param="structured_outputs", code="invalid_json"
-            ) from None
+        document["json"] = _json_schema(document["json"], "structured_outputs")
     return document
 
 
+def _tool(message: Tool) -> dict[str, Any]:
+    """As OpenAI's. Raises ApiError 400."""
+    function = _document(message)
+    if "parameters" in function:
+        function["parameters"] = _json_schema(function["parameters"], "tools")
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(message: ToolChoice) -> dict[str, Any] | str:
+    """As OpenAI's: a word, or a function's name in an object. Raises ApiError 400."""
+    document = _document(message)
+    if "function" in document:
+        return {"type": "function", "function": {"name": document["function"]}}
+    return str(document.get("mode", ""))
+
+
+def _tool_call(message: ToolCall) -> dict[str, Any]:
+    """As OpenAI's. Raises ApiError 400."""
+    document = _document(message)
+    named = {"id": document["id"]} if document["id"] else {}
+    function = {name: document[name] for name in ("name", "arguments")}
+    return {**named, "type": "function", "function": function}
+
+
+def _json_schema(text: str, param: str) -> Any:
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise invalid_request(
+            f"The JSON schema is not valid JSON: {error}.", param=param, code="invalid_json"
+        ) from None
+
+
+_OF_THEIR_OWN: dict[type[Message], Callable[[Any], Any]] = {
+    StructuredOutput: _rule,
+    Tool: _tool,
+    ToolChoice: _tool_choice,
+    ToolCall: _tool_call,
+}
+"""Messages whose form over HTTP is another one."""
+
+
 def _value(value: Any) -> Any:
-    if isinstance(value, StructuredOutput):
-        return _rule(value)
     if isinstance(value, Message):
-        return _document(value)
+        read = _OF_THEIR_OWN.get(type(value))
+        return _document(value) if read is None else read(value)
     if isinstance(value, str | bool | int | float):
         return value
     if hasattr(value, "items"):  # a map; JSON's keys are strings

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61pp/grpc_api/inference.proto\x12\x0c\x65quipoise.v1\"t\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x01\x88\x01\x01\x42\x07\n\x05_nameB\x0f\n\r_tool_call_id\"\x97\x08\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12+\n\x08messages\x18\x04 \x03(\x0b\x32\x19.equipoise.v1.ChatMessage\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12@\n\nlogit_bias\x18\x0e \x03(\x0b\x32,.equipoise.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\x0f \x01(\x12H\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\'\n\x1ainclude_stop_str_in_output\x18\x12 \x01(\x08H\x0b\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x17\n\nignore_eos\x18\x14 \x01(\x08H\r\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x15 \x01(\x08H\x0e\x88\x01\x01\x12\x15\n\x08logprobs\x18\x16 \x01(\rH\x0f\x88\x01\x01\x12?\n\x12structured_outputs\x18\x18 \x01(\x0b\x32\x1e.equipoise.v1.StructuredOutputH\x10\x88\x01\x01\x12\x17\n\ncache_salt\x18\x17 \x01(\tH\x11\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_promptB\r\n\x0b_max_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x15\n\x13_structured_outputsB\r\n\x0b_cache_salt\"w\n\x10StructuredOutput\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x15.equipoise.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x42\x06\n\x04rule\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.equipoise.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.equipoise.v1.TokenLogprob\"~\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.equipoise.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x89\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"\x85\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"m\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.equipoise.v1.ChatMessageB\t\n\x07_prompt\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"<\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.equipoise.v1.Model2\xc2\x02\n\tInference\x12I\n\x08Generate\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1e.equipoise.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1b.equipoise.v1.GenerateChunk0\x01\x12I\n\x08Tokenize\x12\x1d.equipoise.v1.TokenizeRequest\x1a\x1e.equipoise.v1.TokenizeResponse\x12O\n\nListModels\x12\x1f.equipoise.v1.ListModelsRequest\x1a .equipoise.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61pp/grpc_api/inference.proto\x12\x0c\x65quipoise.v1\"\xa0\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x01\x88\x01\x01\x12*\n\ntool_calls\x18\x05 \x03(\x0b\x32\x16.equipoise.v1.ToolCallB\x07\n\x05_nameB\x0f\n\r_tool_call_id\"f\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parameters\":\n\nToolChoice\x12\x0e\n\x04mode\x18\x01 \x01(\tH\x00\x12\x12\n\x08\x66unction\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"F\n\x08ToolCall\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xdc\t\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12+\n\x08messages\x18\x04 \x03(\x0b\x32\x19.equipoise.v1.ChatMessage\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\x05H\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12@\n\nlogit_bias\x18\x0e \x03(\x0b\x32,.equipoise.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\x04seed\x18\x0f \x01(\x12H\n\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\'\n\x1ainclude_stop_str_in_output\x18\x12 \x01(\x08H\x0b\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x13 \x01(\rH\x0c\x88\x01\x01\x12\x17\n\nignore_eos\x18\x14 \x01(\x08H\r\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x15 \x01(\x08H\x0e\x88\x01\x01\x12\x15\n\x08logprobs\x18\x16 \x01(\rH\x0f\x88\x01\x01\x12?\n\x12structured_outputs\x18\x18 \x01(\x0b\x32\x1e.equipoise.v1.StructuredOutputH\x10\x88\x01\x01\x12!\n\x05tools\x18\x1a \x03(\x0b\x32\x12.equipoise.v1.Tool\x12\x32\n\x0btool_choice\x18\x1b \x01(\x0b\x32\x18.equipoise.v1.ToolChoiceH\x11\x88\x01\x01\x12 \n\x13parallel_tool_calls\x18\x1c \x01(\x08H\x12\x88\x01\x01\x12\x17\n\ncache_salt\x18\x17 \x01(\tH\x13\x88\x01\x01\x12\x15\n\x08priority\x18\x19 \x01(\x11H\x14\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_promptB\r\n\x0b_max_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x1d\n\x1b_include_stop_str_in_outputB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x15\n\x13_structured_outputsB\x0e\n\x0c_tool_choiceB\x16\n\x14_parallel_tool_callsB\r\n\x0b_cache_saltB\x0b\n\t_priority\"w\n\x10StructuredOutput\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\'\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x15.equipoise.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x42\x06\n\x04rule\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"@\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\r\n\x05token\x18\x03 \x01(\x0c\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.equipoise.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.equipoise.v1.TokenLogprob\"\xaa\x01\n\x06\x43hoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.equipoise.v1.TokenLogprobs\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12*\n\ntool_calls\x18\x06 \x03(\x0b\x32\x16.equipoise.v1.ToolCall\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x89\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12%\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"\x85\x01\n\rGenerateChunk\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\r\n\x05model\x18\x03 \x01(\t\x12$\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x14.equipoise.v1.Choice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.equipoise.v1.Usage\"m\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x06prompt\x18\x02 \x01(\tH\x00\x88\x01\x01\x12+\n\x08messages\x18\x03 \x03(\x0b\x32\x19.equipoise.v1.ChatMessageB\t\n\x07_prompt\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x02 \x01(\r\"\x13\n\x11ListModelsRequest\"<\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.equipoise.v1.Model2\xc2\x02\n\tInference\x12I\n\x08Generate\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1e.equipoise.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.equipoise.v1.GenerateRequest\x1a\x1b.equipoise.v1.GenerateChunk0\x01\x12I\n\x08Tokenize\x12\x1d.equipoise.v1.TokenizeRequest\x1a\x1e.equipoise.v1.TokenizeResponse\x12O\n\nListModels\x12\x1f.equipoise.v1.ListModelsRequest\x1a .equipoise.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +33,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_CHATMESSAGE']._serialized_start=46
-  _globals['_CHATMESSAGE']._serialized_end=162
-  _globals['_GENERATEREQUEST']._serialized_start=165
-  _globals['_GENERATEREQUEST']._serialized_end=1212
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=875
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=923
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=1214
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=1333
-  _globals['_CHOICES']._serialized_start=1335
-  _globals['_CHOICES']._serialized_end=1361
-  _globals['_TOKENLOGPROB']._serialized_start=1363
-  _globals['_TOKENLOGPROB']._serialized_end=1427
-  _globals['_TOKENLOGPROBS']._serialized_start=1429
-  _globals['_TOKENLOGPROBS']._serialized_end=1529
-  _globals['_CHOICE']._serialized_start=1531
-  _globals['_CHOICE']._serialized_end=1657
-  _globals['_USAGE']._serialized_start=1659
-  _globals['_USAGE']._serialized_end=1739
-  _globals['_GENERATERESPONSE']._serialized_start=1742
-  _globals['_GENERATERESPONSE']._serialized_end=1879
-  _globals['_GENERATECHUNK']._serialized_start=1882
-  _globals['_GENERATECHUNK']._serialized_end=2015
-  _globals['_TOKENIZEREQUEST']._serialized_start=2017
-  _globals['_TOKENIZEREQUEST']._serialized_end=2126
-  _globals['_TOKENIZERESPONSE']._serialized_start=2128
-  _globals['_TOKENIZERESPONSE']._serialized_end=2189
-  _globals['_LISTMODELSREQUEST']._serialized_start=2191
-  _globals['_LISTMODELSREQUEST']._serialized_end=2210
-  _globals['_MODEL']._serialized_start=2212
-  _globals['_MODEL']._serialized_end=2272
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2274
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2331
-  _globals['_INFERENCE']._serialized_start=2334
-  _globals['_INFERENCE']._serialized_end=2656
+  _globals['_CHATMESSAGE']._serialized_start=47
+  _globals['_CHATMESSAGE']._serialized_end=207
+  _globals['_TOOL']._serialized_start=209
+  _globals['_TOOL']._serialized_end=311
+  _globals['_TOOLCHOICE']._serialized_start=313
+  _globals['_TOOLCHOICE']._serialized_end=371
+  _globals['_TOOLCALL']._serialized_start=373
+  _globals['_TOOLCALL']._serialized_end=443
+  _globals['_GENERATEREQUEST']._serialized_start=446
+  _globals['_GENERATEREQUEST']._serialized_end=1690
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1300
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1348
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=1692
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1811
+  _globals['_CHOICES']._serialized_start=1813
+  _globals['_CHOICES']._serialized_end=1839
+  _globals['_TOKENLOGPROB']._serialized_start=1841
+  _globals['_TOKENLOGPROB']._serialized_end=1905
+  _globals['_TOKENLOGPROBS']._serialized_start=1907
+  _globals['_TOKENLOGPROBS']._serialized_end=2007
+  _globals['_CHOICE']._serialized_start=2010
+  _globals['_CHOICE']._serialized_end=2180
+  _globals['_USAGE']._serialized_start=2182
+  _globals['_USAGE']._serialized_end=2262
+  _globals['_GENERATERESPONSE']._serialized_start=2265
+  _globals['_GENERATERESPONSE']._serialized_end=2402
+  _globals['_GENERATECHUNK']._serialized_start=2405
+  _globals['_GENERATECHUNK']._serialized_end=2538
+  _globals['_TOKENIZEREQUEST']._serialized_start=2540
+  _globals['_TOKENIZEREQUEST']._serialized_end=2649
+  _globals['_TOKENIZERESPONSE']._serialized_start=2651
+  _globals['_TOKENIZERESPONSE']._serialized_end=2712
+  _globals['_LISTMODELSREQUEST']._serialized_start=2714
+  _globals['_LISTMODELSREQUEST']._serialized_end=2733
+  _globals['_MODEL']._serialized_start=2735
+  _globals['_MODEL']._serialized_end=2795
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2797
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2854
+  _globals['_INFERENCE']._serialized_start=2857
+  _globals['_INFERENCE']._serialized_end=3179
 # @@protoc_insertion_point(module_scope)

@@ -53,7 +53,7 @@ _TOKEN_BOUNDS_S = (
 TTFT = _add(
     "time_to_first_token_seconds",
     "histogram",
-    ("model",),
+    ("model", "priority"),
     "From a request that has been read to a choice's first token.",
     _REQUEST_BOUNDS_S,
 )
@@ -74,7 +74,7 @@ E2E = _add(
 QUEUE_TIME = _add(
     "request_queue_time_seconds",
     "histogram",
-    ("model",),
+    ("model", "priority"),
     "Until a choice was admitted: tokenizing, and waiting for room in the pools or for another choice's first token.",
     _REQUEST_BOUNDS_S,
 )

@@ -199,20 +199,22 @@ def test_a_bad_name_is_refused(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_limits_stand_behind_the_hash(tmp_path: Path) -> None:
-    lines = [new_key(name)[1] for name in ("free", "slow", "both")]
-    limits = ["", " requests_per_min=0.5", " max_inflight=3  requests_per_min=60"]
+    lines = [new_key(name)[1] for name in ("free", "slow", "both", "ahead", "last")]
+    limits = ["", " requests_per_min=0.5", " max_inflight=3  requests_per_min=60", " priority=-100", " priority=7"]
     path = tmp_path / "keys"
     path.write_text("\n".join(line + limit for line, limit in zip(lines, limits, strict=True)))
     keys = ApiKeys.load(path)
     assert [principal.limits for _, principal in keys._entries] == [
-        KeyLimits(), KeyLimits(requests_per_min=0.5), KeyLimits(60.0, 3)
+        KeyLimits(), KeyLimits(requests_per_min=0.5), KeyLimits(60.0, 3), KeyLimits(priority=-100),
+        KeyLimits(priority=7),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "limit",
     ["60", "max_inflight=0", "max_inflight=1.5", "max_inflight=x", "requests_per_min=-1", "requests_per_min=0",
-     "requests_per_min=nan", "requests_per_min=inf", "tokens=5", "max_inflight=1 max_inflight=2"],
+     "requests_per_min=nan", "requests_per_min=inf", "tokens=5", "max_inflight=1 max_inflight=2",
+     "priority=101", "priority=-101", "priority=0.5", "priority=", "priority=1 priority=1"],
 )  # fmt: skip
 def test_bad_limits_are_refused_with_their_line(tmp_path: Path, limit: str) -> None:
     path = tmp_path / "keys"

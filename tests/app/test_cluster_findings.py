@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from app.cluster_findings import (
     Finding,
+    Meeting,
     Needs,
     NodeOfCluster,
     cluster_findings,
     exit_status,
+    meetings,
     node_findings,
 )
 from app.node_probe import DiskSpeed, NodeFacts, measure_disk
@@ -96,6 +99,28 @@ def test_all_nodes_together_have_enough_and_equal_versions() -> None:
     ]
     assert exit_status(findings) == 1
     assert exit_status(cluster_findings([NODE], {"a": FACTS, "b": FACTS}, NEEDS)) == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "needed", "backend", "met", "told"),
+    [
+        ((1, 0, 8), 2, "nccl", "ac", None),
+        ((1, 0, 0), 2, "gloo", "abc", "one node has all GPUs"),
+        ((0, 0), 2, "gloo", "ab", "no node has a GPU"),
+        ((1, 1), 0, "gloo", "ab", "the configuration asks for no GPU"),
+        ((2,), 2, None, "", "no two nodes"),
+        ((), 2, None, "", "no two nodes"),
+    ],
+)
+def test_who_is_to_reach_whom_and_what_is_not_tried(
+    gpus: tuple[int, ...], needed: int, backend: Literal["nccl", "gloo"] | None, met: str, told: str | None
+) -> None:
+    nodes = {name: replace(NODE, name=name, num_gpus=count) for name, count in zip("abc", gpus, strict=False)}
+    tried, not_tried = meetings(nodes, replace(NEEDS, num_gpus=needed))
+    assert tried == ([] if backend is None else [Meeting(backend, tuple(met))])
+    assert [(finding.check, finding.verdict) for finding in not_tried] == [("network", "skipped")] * (told is not None)
+    assert told is None or told in not_tried[0].detail
+    assert exit_status(not_tried) == 0
 
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:

@@ -19,6 +19,32 @@ def is_let_in(use: KeyUse, limits: KeyLimits, now_s: float, name: str = "a") -> 
         return False
 
 
+@pytest.mark.parametrize(
+    ("own", "asked", "given"),
+    [
+        (0, None, 0),
+        (5, None, 5),
+        (-5, None, -5),
+        (0, 0, 0),
+        (0, 9, 9),
+        (5, 5, 5),
+        (-5, -5, -5),
+        (-5, 0, 0),
+        (5, 100, 100),
+    ],
+)
+def test_a_key_gives_its_priority_and_takes_a_later_one(own: int, asked: int | None, given: int) -> None:
+    assert KeyLimits(priority=own).priority_of(asked) == given
+
+
+@pytest.mark.parametrize(("own", "asked"), [(0, -1), (5, 4), (-5, -6), (5, -100)])
+def test_nobody_gets_ahead_by_asking(own: int, asked: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        KeyLimits(priority=own).priority_of(asked)
+    assert (caught.value.status, caught.value.param) == (400, "priority")
+    assert f"{asked}. With this key it must be {own} or more" in caught.value.message
+
+
 def test_without_limits_everything_is_let_in() -> None:
     use = KeyUse()
     with ExitStack() as stack:

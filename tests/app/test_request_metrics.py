@@ -14,14 +14,22 @@ from kv.metrics.histogram import exported_as
 from kv.metrics.table import METRICS, Metric
 
 
-def count(metrics: RequestMetrics, metric: Metric) -> float:
-    _, _, part = exported_as(metric)
-    return metrics.readings(queued=0, inflight=0)[part, ("m",)]
+def count(metrics: RequestMetrics, metric: Metric, *more_tags: str) -> float:
+    """Over all series that have these tags."""
+    return sum_of(metrics, exported_as(metric)[2], more_tags)
 
 
 def total(metrics: RequestMetrics, metric: Metric) -> float:
-    _, part, _ = exported_as(metric)
-    return metrics.readings(queued=0, inflight=0)[part, ("m",)]
+    return sum_of(metrics, exported_as(metric)[1], ())
+
+
+def sum_of(metrics: RequestMetrics, part: Metric, more_tags: tuple[str, ...]) -> float:
+    readings = metrics.readings(queued=0, inflight=0)
+    return math.fsum(
+        value
+        for (metric, tags), value in readings.items()
+        if metric == part and tags[: 1 + len(more_tags)] == ("m", *more_tags)
+    )
 
 
 def finished(metrics: RequestMetrics, num_tokens: int, *, handed_over: bool) -> None:
@@ -32,6 +40,17 @@ def finished(metrics: RequestMetrics, num_tokens: int, *, handed_over: bool) -> 
             times.taken_over()
         metrics.token(times)
     metrics.ended(times, "length")
+
+
+def test_those_that_go_sooner_and_later_are_counted_apart() -> None:
+    metrics = RequestMetrics("m")
+    for priority in (-100, -1, 0, 0, 0, 7):
+        times = SequenceTimes(priority=priority)
+        times.admitted()
+        metrics.token(times)
+        metrics.ended(times, "stop")
+    for metric in (table.TTFT, table.QUEUE_TIME):
+        assert [count(metrics, metric, turn) for turn in ("sooner", "usual", "later")] == [2, 3, 1]
 
 
 STAGES = (table.QUEUE_TIME, table.PREFILL_TIME, table.TRANSFER_TIME, table.DECODE_TIME)

@@ -114,6 +114,10 @@ COMMON = [
     ("cache_salt", "", "invalid_value", "a string of 1 to 256 characters"),
     ("cache_salt", "s" * 257, "invalid_value", "a string of 257 characters. It must be a string of 1 to 256"),
     ("cache_salt", 5, "invalid_type", "a string of 1 to 256 characters"),
+    ("priority", 101, "invalid_value", "a whole number from -100 to 100"),
+    ("priority", -101, "invalid_value", "a whole number from -100 to 100"),
+    ("priority", 0.5, "invalid_type", "a whole number from -100 to 100"),
+    ("priority", True, "invalid_type", "a whole number from -100 to 100"),
 ]
 
 

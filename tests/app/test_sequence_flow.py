@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -13,6 +14,7 @@ from actors.engine.request import FINISH_ERROR, FINISH_LENGTH, EngineRequest, Sa
 from actors.messages import HandOver
 from app.dispatcher import Dispatcher
 from app.sequence_flow import MAX_ATTEMPTS, RequestFailedError, SequenceFlow, SequencePlan
+from app.sequence_times import SequenceTimes
 from migrate.admission import AdmissionPolicy
 from migrate.dispatch import make_policy
 from migrate.roster import Member
@@ -94,6 +96,36 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
             await body()
 
     asyncio.run(limited())
+
+
+def test_those_that_wait_are_sent_in_their_turns() -> None:
+    """The times are those of their requests' arrivals, whenever they come to the dispatcher."""
+
+    async def body() -> None:
+        stage = Stage(max_inflight=1)
+        _, decode = await stage.to_decode()
+        tasks = []
+        for name, arrived_s, priority_s in (("b", 2.0, 0.0), ("d", 1.0, 5.0), ("a", 6.0, -5.0), ("c", 3.0, 0.0)):
+            request = replace(stage.request, request_id=name, priority_s=priority_s)
+            plan = SequencePlan(BLOCK_TOKENS, (), no_cached_tokens, disaggregated=True)
+            flow = SequenceFlow(request, plan, stage.dispatcher, times=SequenceTimes(arrived_s))
+            tasks.append(asyncio.create_task(read(flow)))
+        await until(lambda: stage.dispatcher.num_waiting == 4)
+        decode.give(11, FINISH_LENGTH)
+        for number in range(2, 6):
+            prefill = await stage.sent(stage.prefill, number)
+            prefill.give(10, FINISH_LENGTH)
+        await asyncio.gather(*tasks)
+        assert [submission.request.request_id[0] for submission in stage.prefill[0].submitted] == list("rabcd")
+        stage.assert_nothing_left()
+
+    run(body)
+
+
+async def read(flow: SequenceFlow) -> None:
+    async with aclosing(flow.events()) as events:
+        async for _ in events:
+            pass
 
 
 def test_tokens_come_once_and_in_order_from_both_workers() -> None:

@@ -17,6 +17,7 @@ from actors.engine.batch import StepBatch, build_batch
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine.sequence import SequenceState
 from actors.engine.step_plan import Chunk
+from migrate.waiting_line import Turn
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def dense_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, s
 
 def _sequence(total: int, context: int, blocks: list[int]) -> SequenceState:
     request = EngineRequest("r", tuple(range(total)), SamplingParams(max_tokens=1))
-    sequence = SequenceState(request, 0, lambda keys, tokens: [])
+    sequence = SequenceState(request, Turn(0.0), lambda keys, tokens: [])
     sequence.num_computed = context
     sequence.block_ids = blocks
     return sequence

@@ -10,6 +10,7 @@ from actors.engine.batch import StepBatch, build_batch, pack_step
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.engine.sequence import SequenceState
 from actors.engine.step_plan import Chunk
+from migrate.waiting_line import Turn
 
 BLOCK = 4
 
@@ -22,7 +23,7 @@ def make_chunk(number: int, computed: int, new: int, left: int) -> Chunk:
     """A chunk of `new` tokens after `computed` ones, of a sequence with `left` more; every number in it is its own."""
     total = computed + new + left
     request = EngineRequest("r", tuple(range(1000 * number, 1000 * number + total)), SamplingParams(max_tokens=1))
-    sequence = SequenceState(request, 0, lambda keys, tokens: [])
+    sequence = SequenceState(request, Turn(0.0), lambda keys, tokens: [])
     sequence.num_computed = computed
     sequence.block_ids = list(range(100 * number, 100 * number + -(-total // BLOCK)))
     return Chunk(sequence, new, computed)

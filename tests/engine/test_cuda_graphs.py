@@ -21,6 +21,7 @@ from actors.engine.request import EngineRequest
 from actors.engine.sequence import SequenceState
 from actors.engine.step_plan import Chunk
 from load_tests.recorded_ops import RecordedCall, RecordedOps
+from migrate.waiting_line import Turn
 from tests.engine.conftest import MakeEngine
 from tests.engine_driver import greedy, make_prompt, run_prompts, run_requests
 from tests.reference import assert_greedy, load_reference
@@ -61,7 +62,7 @@ def sequences_in_blocks(engine: Engine, contexts: Sequence[int], blocks: Sequenc
     sequences = []
     for index, context in enumerate(contexts):
         request = EngineRequest(f"r{index}", make_prompt(context + 1, index), greedy(1))
-        sequence = SequenceState(request, index, lambda keys, tokens: [])
+        sequence = SequenceState(request, Turn(0.0, index), lambda keys, tokens: [])
         sequence.num_computed = context
         sequence.block_ids = [next(deal) for _ in range(context // BLOCK + 1)]
         sequences.append(sequence)

@@ -75,7 +75,7 @@ def test_departed_lanes_make_room_for_tokens(what: str, llama_folder: Path, make
     assert grown == freed // staying >= 1
     assert engine.refusal(request) is None
     assert engine.add(request) is None
-    sequence = engine.scheduler.waiting[0]
+    (sequence,) = engine.scheduler.waiting
     engine.scheduler.schedule()
     assert len(sequence.block_ids) == 9
     # No page serves two lanes, and none lies in a slab that holds weights.

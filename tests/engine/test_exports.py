@@ -17,6 +17,7 @@ from actors.engine.sequence import SequenceState
 from kv.keys import extend_block_keys
 from kv.part_range import PartRange
 from kv.parts import PartHeader, draft_part
+from migrate.waiting_line import Turn
 from tests.engine.conftest import MakeEngine
 from tests.engine_driver import greedy, make_prompt, run_prompts
 
@@ -26,7 +27,7 @@ BLOCK = 4
 def make_sequence(blocks: BlockManager, num_tokens: int) -> SequenceState:
     request = EngineRequest("r", tuple(range(num_tokens)), SamplingParams(max_tokens=1), hand_over=True)
     extend = functools.partial(extend_block_keys, block_tokens=BLOCK, fingerprint=b"", salt=b"")
-    sequence = SequenceState(request, 0, extend)
+    sequence = SequenceState(request, Turn(0.0), extend)
     sequence.block_ids = blocks.allocate(-(-num_tokens // BLOCK))
     return sequence
 

@@ -24,11 +24,13 @@ def make_scheduler(num_blocks: int, budget: int = 16, running: int = 8) -> Sched
     return Scheduler(SchedulerSettings(BLOCK, budget, running), BlockManager(num_blocks))
 
 
-def add(scheduler: Scheduler, name: str, prompt: int, seed: int | None = None, **more: object) -> SequenceState:
+def add(
+    scheduler: Scheduler, name: str, prompt: int, seed: int | None = None, now_s: float = 0.0, **more: object
+) -> SequenceState:
     rng = random.Random(name if seed is None else seed)
     tokens = tuple(rng.randrange(1000) for _ in range(prompt))
     request = EngineRequest(name, tokens, SamplingParams(max_tokens=100), **more)  # type: ignore[arg-type]
-    return scheduler.add(request, EXTEND)
+    return scheduler.add(request, EXTEND, now_s=now_s)
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[str, int]]:
@@ -73,6 +75,50 @@ def test_latest_arrival_is_preempted_and_comes_back_first() -> None:
     tokens = list(second.tokens)
     run_step(scheduler)
     assert second.tokens[: len(tokens)] == tokens
+
+
+def test_those_that_wait_are_admitted_in_their_turns() -> None:
+    scheduler = make_scheduler(32, running=1)
+    add(scheduler, "running", 2, now_s=100.0)
+    run_step(scheduler)
+    for name, now_s, priority_s in (("a", 101.0, 0.0), ("b", 102.0, 5.0), ("c", 103.0, -5.0), ("d", 104.0, 0.0)):
+        add(scheduler, name, 2, now_s=now_s, priority_s=priority_s)
+    came = []
+    for _ in range(4):
+        scheduler.finish(scheduler.running[0])
+        came += [name for name, _ in run_step(scheduler)]
+    assert came == ["c", "a", "d", "b"]
+
+
+def test_a_prompt_with_an_earlier_turn_begins_in_the_midst_of_a_long_one() -> None:
+    scheduler = make_scheduler(64, budget=8)
+    add(scheduler, "long", 40)
+    assert run_step(scheduler) == [("long", 8)]
+    add(scheduler, "sooner", 11, now_s=1.0, priority_s=-10.0)
+    add(scheduler, "after", 4, now_s=2.0)
+    assert run_step(scheduler) == [("sooner", 8)]
+    assert run_step(scheduler) == [("sooner", 3), ("long", 5)]
+    assert run_step(scheduler) == [("sooner", 1), ("long", 7)]
+
+
+def test_an_earlier_turn_without_room_holds_up_nobody_that_runs() -> None:
+    scheduler = make_scheduler(11, budget=8)
+    long = add(scheduler, "long", 36)
+    run_step(scheduler)
+    add(scheduler, "sooner", 16, priority_s=-10.0)
+    add(scheduler, "small", 1)
+    while long.num_uncomputed > 1:
+        assert [name for name, _ in run_step(scheduler)] == ["long"]
+
+
+@pytest.mark.parametrize(("priority_s", "preempted"), [(0.0, "b"), (-5.0, "a"), (5.0, "b")])
+def test_the_last_in_turn_is_preempted_whoever_came_first(priority_s: float, preempted: str) -> None:
+    scheduler = make_scheduler(5)
+    both = [add(scheduler, "a", 8), add(scheduler, "b", 7, now_s=1.0, priority_s=priority_s)]
+    while scheduler.num_preemptions == 0:
+        run_step(scheduler)
+    assert [s.request_id for s in both if s.num_preemptions] == [preempted]
+    assert [s.request_id for s in scheduler.waiting] == [preempted]
 
 
 def test_admission_leaves_running_sequences_a_block_to_grow() -> None:
@@ -255,17 +301,23 @@ def test_budget_below_the_running_limit_is_refused() -> None:
     lengths=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=8),
     aborts=st.lists(st.integers(0, 7), max_size=3),
     published=st.sets(st.integers(0, 7)),
+    priorities=st.lists(st.integers(-2, 2), min_size=8, max_size=8),
 )
 def test_every_request_that_fits_the_pool_ends(
-    num_blocks: int, budget: int, lengths: list[tuple[int, int]], aborts: list[int], published: set[int]
+    num_blocks: int,
+    budget: int,
+    lengths: list[tuple[int, int]],
+    aborts: list[int],
+    published: set[int],
+    priorities: list[int],
 ) -> None:
-    """Progress: whatever the sizes, and however long answers are being published, all requests that can run alone
-    finish, and all blocks come back."""
+    """Progress: whatever the sizes and priorities, and however long answers are being published, all requests that can
+    run alone finish, and all blocks come back."""
     scheduler = make_scheduler(num_blocks, budget, running=4)
     goal = {}
     for index, (prompt, output) in enumerate(lengths):
         if prompt + output <= num_blocks * BLOCK:
-            sequence = add(scheduler, str(index), prompt, seed=index % 2)
+            sequence = add(scheduler, str(index), prompt, seed=index % 2, priority_s=float(priorities[index]))
             goal[sequence.request_id] = prompt + output
     for step in range(600):
         if scheduler.num_unfinished == 0:

@@ -31,7 +31,7 @@ def add(scheduler: Scheduler, name: str, prompt: int, seed: int | None = None, *
     rng = random.Random(name if seed is None else seed)
     tokens = tuple(rng.randrange(1000) for _ in range(prompt))
     request = EngineRequest(name, tokens, SamplingParams(max_tokens=100), **more)  # type: ignore[arg-type]
-    return scheduler.add(request, EXTEND)
+    return scheduler.add(request, EXTEND, now_s=0.0)
 
 
 def end(scheduler: Scheduler, plan: StepPlan) -> None:
@@ -283,7 +283,7 @@ class World:
                 self.must_drain = False
 
     def abort(self, index: int) -> None:
-        unfinished = sorted(self.scheduler.sequences(), key=lambda s: s.arrival)
+        unfinished = sorted(self.scheduler.sequences(), key=lambda s: s.turn)
         if unfinished:
             self.scheduler.finish(unfinished[index % len(unfinished)])
 

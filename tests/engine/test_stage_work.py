@@ -24,6 +24,7 @@ from actors.engine.stage_work import (
 )
 from actors.engine.step_messages import WorkLimits, WorkMessageError
 from actors.engine.step_plan import Chunk
+from migrate.waiting_line import Turn
 
 BLOCK = 4
 LIMITS = WorkLimits(num_layers=5, hidden_size=3, dtype=torch.bfloat16, vocab_size=50, block_tokens=BLOCK, num_blocks=40)
@@ -35,7 +36,9 @@ def make_work(decodes: list[int], prefills: list[tuple[int, int]]) -> StageWork:
 
     def chunk(computed: int, new: int) -> Chunk:
         tokens = tuple(range(computed + new))
-        sequence = SequenceState(EngineRequest("r", tokens, SamplingParams(max_tokens=1)), 0, lambda keys, tokens: [])
+        sequence = SequenceState(
+            EngineRequest("r", tokens, SamplingParams(max_tokens=1)), Turn(0.0, 0), lambda keys, tokens: []
+        )
         sequence.num_computed = computed
         sequence.block_ids = [next(free) for _ in range(-(-len(tokens) // BLOCK))]
         return Chunk(sequence, new, computed)

@@ -37,8 +37,10 @@ def view(
     return WorkerView(load, reserved_decode_blocks=reserved)
 
 
-def request(request_id: str = "r", blocks: int = 10, max_blocks: int | None = None) -> DispatchRequest:
-    return DispatchRequest(request_id, 16 * blocks, 16 * blocks, blocks, (), max_blocks)
+def request(
+    request_id: str = "r", blocks: int = 10, max_blocks: int | None = None, turn_s: float = 0.0
+) -> DispatchRequest:
+    return DispatchRequest(request_id, 16 * blocks, 16 * blocks, blocks, (), max_blocks, turn_s)
 
 
 def pools(*decode: WorkerView, inflight: int = 0, prefill: tuple[WorkerView, ...] | None = None) -> PoolState:
@@ -248,13 +250,40 @@ def test_what_has_begun_waits_where_others_are_refused() -> None:
     assert never.reason is RejectReason.NEVER_FITS
 
 
-def test_what_has_begun_goes_before_what_has_not_in_its_own_order() -> None:
+def test_those_that_wait_are_admitted_in_their_turns() -> None:
+    queue = AdmissionQueue(AdmissionPolicy(100, 100))
+    for name, turn_s in (("later", 9.0), ("usual", 5.0), ("sooner", 1.0), ("usual, too", 5.0)):
+        assert queue.offer(request(name, turn_s=turn_s), FULL).verdict is Verdict.QUEUE
+    ready = queue.admit_ready(pools(view("d", "decode")))
+    assert [r.request_id for r, _ in ready.admitted] == ["sooner", "usual", "usual, too", "later"]
+
+
+def test_an_earlier_turn_starts_past_those_that_wait_and_the_same_turn_does_not() -> None:
+    queue = AdmissionQueue(AdmissionPolicy(100, 100))
+    queue.offer(request("large", blocks=80, turn_s=5.0), FULL)
+    room = pools(view("d", "decode", live=50))
+    assert queue.offer(request("behind", turn_s=5.0), room).verdict is Verdict.QUEUE
+    assert queue.offer(request("ahead", turn_s=4.0), room).verdict is Verdict.ADMIT
+    # Without room it waits, at the head.
+    assert queue.offer(request("head", turn_s=4.0), FULL).verdict is Verdict.QUEUE
+    ready = queue.admit_ready(pools(view("d", "decode", live=8)))
+    assert [r.request_id for r, _ in ready.admitted] == ["head", "large"]
+
+
+def test_a_full_queue_refuses_whoever_comes_whatever_its_turn() -> None:
+    queue = AdmissionQueue(AdmissionPolicy(10, 1))
+    queue.offer(request("waits", turn_s=100.0), FULL)
+    assert queue.offer(request("sooner", turn_s=0.0), FULL).reason is RejectReason.QUEUE_FULL
+    assert queue.offer(request("begun", turn_s=0.0), FULL, begun=True).verdict is Verdict.QUEUE
+
+
+def test_what_has_begun_came_before_and_goes_before_in_its_own_order() -> None:
     queue = AdmissionQueue(AdmissionPolicy(10, 2))
     for name in ("first", "second"):
-        assert queue.offer(request(name), FULL).verdict is Verdict.QUEUE
+        assert queue.offer(request(name, turn_s=1.0), FULL).verdict is Verdict.QUEUE
     for name in ("choice 1", "choice 2", "choice 3"):
         assert queue.offer(request(name), FULL, begun=True).verdict is Verdict.QUEUE
-    assert queue.offer(request("third"), FULL).verdict is Verdict.REJECT
+    assert queue.offer(request("third", turn_s=1.0), FULL).verdict is Verdict.REJECT
     # Room for one does not let it in past those that have begun and wait, but past the others.
     one = pools(view("d", "decode", live=80))
     assert queue.offer(request("choice 4"), one, begun=True).verdict is Verdict.QUEUE
@@ -264,7 +293,7 @@ def test_what_has_begun_goes_before_what_has_not_in_its_own_order() -> None:
     assert [r.request_id for r, _ in queue.admit_ready(one).admitted] == ["choice 1"]
     ready = queue.admit_ready(pools(view("d", "decode")))
     assert [r.request_id for r, _ in ready.admitted] == ["choice 3", "choice 4", "first", "second"]
-    queue.offer(request("fourth"), FULL)
+    queue.offer(request("fourth", turn_s=1.0), FULL)
     assert queue.offer(request("choice 5"), one, begun=True).verdict is Verdict.ADMIT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -113,6 +114,62 @@ def test_a_key_with_one_request_at_a_time(keyed_app: KeyedApp) -> None:
         assert keyed_app.alice.complete("hi", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
         stream.close()
         wait_until(lambda: not is_refused(carol), LIMIT_S, "the stream that was left still counts")
+
+
+def test_keys_have_priorities_and_nobody_gets_ahead_by_asking(keyed_app: KeyedApp) -> None:
+    asked = {keyed_app.keys.alice: (-1, 0), keyed_app.keys.erin: (-6, -5), keyed_app.keys.dave: (4, 5)}
+    with grpc_client(keyed_app.app.grpc_target) as stub:
+        for key, (too_small, smallest) in asked.items():
+            metadata = [("authorization", f"Bearer {key}")]
+            request = GenerateRequest(model=keyed_app.alice.model, prompt="hi", max_tokens=2, ignore_eos=True)
+            request.priority = too_small
+            code, said = refusal(lambda: stub.Generate(request, metadata=metadata, timeout=LIMIT_S))  # noqa: B023
+            assert (code, f"must be {smallest} or more" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            request.priority = smallest
+            assert stub.Generate(request, metadata=metadata, timeout=LIMIT_S).usage.completion_tokens == 2
+            app = OpenAIApp.of(keyed_app.app, key)
+            with app.client:
+                with pytest.raises(openai.BadRequestError) as caught:
+                    app.complete("hi", priority=too_small)
+                assert caught.value.param == "priority"
+                assert app.complete("hi", max_tokens=2, priority=smallest).usage.completion_tokens
+
+
+def test_those_that_wait_go_by_priority_and_then_as_they_came(keyed_app: KeyedApp) -> None:
+    """One place is taken all the time, and one becomes free when all wait."""
+
+    def waiting() -> int:
+        answer = keyed_app.send("GET", "/debug/blocks", f"Bearer {keyed_app.keys.alice}")
+        return int(answer.json["queued_requests"])
+
+    ended: list[str] = []
+
+    def run(name: str, key: str, options: dict[str, Any]) -> None:
+        app = OpenAIApp.of(keyed_app.app, key)
+        with app.client:
+            app.complete("hi", max_tokens=2, **options)
+        ended.append(name)
+
+    comers = [
+        ("dave", keyed_app.keys.dave, {}),
+        ("alice", keyed_app.keys.alice, {}),
+        ("alice, later", keyed_app.keys.alice, {"priority": 100}),
+        ("bob", keyed_app.keys.bob, {}),
+        ("erin, as others", keyed_app.keys.erin, {"priority": 0}),
+        ("erin", keyed_app.keys.erin, {}),
+    ]  # fmt: skip
+    stays, leaves_soon = (
+        keyed_app.alice.complete("go on", max_tokens=2000, ignore_eos=True, stream=True) for _ in range(2)
+    )
+    next(iter(stays))
+    next(iter(leaves_soon))
+    with ThreadPoolExecutor(len(comers)) as pool:
+        for number, comer in enumerate(comers, start=1):
+            pool.submit(run, *comer)
+            wait_until(lambda: waiting() == number, LIMIT_S, "it does not wait")  # noqa: B023
+        leaves_soon.close()
+    stays.close()
+    assert ended == ["erin", "alice", "bob", "erin, as others", "dave", "alice, later"]
 
 
 def is_refused(app: OpenAIApp) -> bool:

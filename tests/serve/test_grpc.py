@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import jsonschema
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -17,6 +19,8 @@ from app.grpc_api.inference_pb2 import (
     ListModelsRequest,
     TokenizeRequest,
     TokenLogprobs,
+    Tool,
+    ToolChoice,
 )
 from tests.app_insides import wait_free
 from tests.grpc_app import LIMIT_S, grpc_client, refusal
@@ -148,6 +152,73 @@ def test_tokenize_and_detokenize_over_http(app: GrpcApp, reference: ReferenceTex
     assert app.http.post("/tokenize", {}).error(400)["param"] == "prompt"
 
 
+TEXT = {"type": "string", "maxLength": 12}
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "get_weather": {"type": "object", "properties": {"city": TEXT, "unit": {"enum": ["celsius", "kelvin"]}},
+                    "required": ["city", "unit"], "additionalProperties": False},
+    "add": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 999}},
+            "required": ["a"], "additionalProperties": False},
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}  # fmt: skip
+TOOLS = [Tool(name=name, description=f"Does {name}.", parameters=json.dumps(s)) for name, s in FUNCTIONS.items()]
+HTTP_TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": schema}}
+    for name, schema in FUNCTIONS.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "http_choice", "n"),
+    [
+        *((ToolChoice(function=name), {"type": "function", "function": {"name": name}}, 1) for name in FUNCTIONS),
+        (ToolChoice(mode="required"), "required", 3),
+    ],
+)
+def test_a_seed_gives_the_same_calls_over_both(app: GrpcApp, choice: ToolChoice, http_choice: Any, n: int) -> None:
+    options: dict[str, Any] = {"temperature": 1.2, "seed": 11, "max_tokens": 120, "n": n, "parallel_tool_calls": False}
+    over_http = app.http.chat(QUESTION, tools=HTTP_TOOLS, tool_choice=http_choice, **options)
+    fields: dict[str, Any] = {"messages": CHAT, "tools": TOOLS, "tool_choice": choice, **options}
+    whole = app.generate(**fields)
+    *pieces, last = app.stream(**fields)
+    assert whole.usage.completion_tokens == last.usage.completion_tokens == over_http.usage.completion_tokens
+    for got, wanted in zip(whole.choices, over_http.choices, strict=True):
+        (call,), (http_call,) = got.tool_calls, wanted.message.tool_calls
+        assert (call.name, call.arguments) == (http_call.function.name, http_call.function.arguments)
+        jsonschema.validate(json.loads(call.arguments), FUNCTIONS[call.name])
+        assert (got.finish_reason, got.text) == (wanted.finish_reason, "") == ("tool_calls", "")
+        own = [piece.choice for piece in pieces if piece.choice.index == got.index]
+        first, *more = (part for piece in own for part in piece.tool_calls)
+        assert (first.name, first.index) == (call.name, 0)
+        assert first.id.startswith("call_")
+        assert all((part.id, part.name, part.index) == ("", "", 0) for part in more)
+        assert "".join(part.arguments for part in (first, *more)) == call.arguments
+        assert [piece.finish_reason for piece in own] == [""] * (len(own) - 1) + ["tool_calls"]
+        assert [token for piece in own for token in piece.token_ids] == list(got.token_ids)
+
+
+def test_a_call_and_its_result_are_gone_on_with(app: GrpcApp) -> None:
+    asked = app.generate(messages=CHAT, tools=TOOLS, tool_choice=ToolChoice(function="get_weather"), max_tokens=60)
+    (choice,) = asked.choices
+    answered = ChatMessage(role="assistant", tool_calls=choice.tool_calls)
+    result = ChatMessage(role="tool", content="It is sunny.", tool_call_id=choice.tool_calls[0].id)
+    (call,) = choice.tool_calls
+    over_http = app.http.chat(
+        [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": None, "tool_calls": [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}]},
+            {"role": "tool", "tool_call_id": call.id, "content": "It is sunny."},
+        ],
+        tools=HTTP_TOOLS, tool_choice="none", max_tokens=8,
+    )  # fmt: skip
+    answer = app.generate(
+        messages=[*CHAT, answered, result], tools=TOOLS, tool_choice=ToolChoice(mode="none"), max_tokens=8
+    )
+    assert answer.choices[0].text == over_http.choices[0].message.content
+    assert answer.usage.prompt_tokens == over_http.usage.prompt_tokens
+    assert not answer.choices[0].tool_calls
+
+
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
 
@@ -167,6 +238,9 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
         ({"prompt": ""}, INVALID, "'prompt'"),
         ({"prompt": "x", "model": "another"}, NOT_FOUND, "'another' does not exist here"),
         ({"prompt": "x", "stop": ["s"] * 17}, INVALID, "at most 16 strings"),
+        ({"messages": CHAT, "tools": TOOLS}, INVALID, "chat template says nothing of tools"),
+        ({"messages": CHAT, "tools": [Tool(name="a", parameters="{")]}, INVALID, "not valid JSON"),
+        ({"prompt": "x", "priority": -1}, INVALID, "must be 0 or more"),
         ({"prompt": "x", "seed": 1, "min_tokens": 9, "max_tokens": 3}, INVALID, "'min_tokens' is 9"),
     ],
 )

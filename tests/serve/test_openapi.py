@@ -93,6 +93,8 @@ def make_fit(body: dict[str, Any]) -> None:
         body["logprobs"] = True
     if "continue_final_message" in has:
         body["continue_final_message"] = False
+    if "priority" in has:
+        body["priority"] = abs(body["priority"])  # less than 0 takes a key that says so
     if "stop_token_ids" in has:
         body["stop_token_ids"] = [token_id % VOCABULARY for token_id in body["stop_token_ids"]]
     if "logit_bias" in has:

@@ -9,7 +9,16 @@ import pytest
 from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
 from app.grpc_api.from_proto import generation_request, tokenize_request
-from app.grpc_api.inference_pb2 import ChatMessage, Choices, GenerateRequest, StructuredOutput, TokenizeRequest
+from app.grpc_api.inference_pb2 import (
+    ChatMessage,
+    Choices,
+    GenerateRequest,
+    StructuredOutput,
+    TokenizeRequest,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from app.openai_errors import ApiError
 from app.openai_protocol import GenerationRequest
 
@@ -17,7 +26,7 @@ COMMON: dict[str, Any] = {
     "max_tokens": 9, "n": 2, "temperature": 0.0, "top_p": 0.25, "top_k": -1, "min_p": 0.1, "presence_penalty": -1.5,
     "frequency_penalty": 0.5, "repetition_penalty": 1.1, "seed": -(2**63), "stop": ["a", "b"],
     "stop_token_ids": [7, 8], "include_stop_str_in_output": True, "min_tokens": 0, "ignore_eos": False,
-    "skip_special_tokens": False, "cache_salt": "mine",
+    "skip_special_tokens": False, "cache_salt": "mine", "priority": -7,
 }  # fmt: skip
 
 
@@ -38,7 +47,10 @@ def test_every_field_arrives_in_a_chat() -> None:
 def test_the_fields_of_the_message_are_those_that_are_tested() -> None:
     named = {field.name for field in GenerateRequest.DESCRIPTOR.fields}
     assert named == COMMON.keys() | {"model", "prompt", "prompt_token_ids", "messages", "logprobs", "logit_bias"} | {
-        "structured_outputs"
+        "structured_outputs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
     }
 
 
@@ -58,6 +70,48 @@ def test_what_the_answer_keeps_to(rule: StructuredOutput, wanted: dict[str, Any]
     assert request.grammar is not None
 
 
+TOOLS = [Tool(name="add", description="adds", parameters='{"type": "object", "properties": {}}'), Tool(name="stop")]
+SAME_TOOLS = [
+    {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}},
+    {"name": "stop"},
+]
+CHAT = [ChatMessage(role="user", content="hi")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (None, {}),
+        (ToolChoice(mode="none"), {"tool_choice": "none"}),
+        (ToolChoice(mode="required"), {"tool_choice": "required"}),
+        (ToolChoice(function="add"), {"tool_choice": {"type": "function", "function": {"name": "add"}}}),
+    ],
+)
+def test_tools_and_what_is_to_be_called(choice: ToolChoice | None, wanted: dict[str, Any]) -> None:
+    message = GenerateRequest(
+        model="m", messages=CHAT, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=9
+    )
+    same = {
+        "model": "m", "messages": [{"role": "user", "content": "hi"}], "parallel_tool_calls": False, "max_tokens": 9,
+        "tools": [{"type": "function", "function": function} for function in SAME_TOOLS], **wanted,
+    }  # fmt: skip
+    request = generation_request(message)
+    assert isinstance(request, ChatCompletionRequest)
+    assert request == ChatCompletionRequest.model_validate(same)
+    assert [tool.name for tool in request.tools] == ["add", "stop"]
+
+
+def test_calls_of_earlier_answers() -> None:
+    calls = [ToolCall(index=0, id="c", name="add", arguments='{"a": 1}'), ToolCall(index=1, name="stop")]
+    message = GenerateRequest(model="m", messages=[*CHAT, ChatMessage(role="assistant", tool_calls=calls)])
+    request = generation_request(message)
+    assert isinstance(request, ChatCompletionRequest)
+    assert request.messages[1].tool_calls == (
+        {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}},
+        {"type": "function", "function": {"name": "stop", "arguments": {}}},
+    )
+
+
 def test_what_is_not_set_is_left_to_the_server() -> None:
     message = GenerateRequest(model="m", prompt_token_ids=[1, 2])
     assert generation_request(message) == CompletionRequest.model_validate({"model": "m", "prompt": [1, 2]})
@@ -74,6 +128,20 @@ def test_what_is_not_set_is_left_to_the_server() -> None:
         ({"prompt": "a", "structured_outputs": StructuredOutput(regex="(")}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": StructuredOutput()}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": StructuredOutput(choice=Choices())}, "structured_outputs"),
+        ({"prompt": "a", "priority": 101}, "priority"),
+        ({"prompt": "a", "tools": TOOLS}, "tools"),
+        ({"messages": CHAT, "tools": [Tool(name="add", parameters="{")]}, "tools"),
+        ({"messages": CHAT, "tools": [Tool(name="add", parameters="[]")]}, "tools"),
+        ({"messages": CHAT, "tools": [Tool()]}, "tools"),
+        ({"messages": CHAT, "tools": TOOLS, "tool_choice": ToolChoice()}, "tool_choice"),
+        ({"messages": CHAT, "tools": TOOLS, "tool_choice": ToolChoice(mode="maybe")}, "tool_choice"),
+        ({"messages": CHAT, "tools": TOOLS, "tool_choice": ToolChoice(function="sub")}, "tool_choice"),
+        ({"messages": CHAT, "tool_choice": ToolChoice(mode="required")}, "tool_choice"),
+        ({"messages": [ChatMessage(role="user", tool_calls=[ToolCall(name="add")])]}, "messages"),
+        (
+            {"messages": [ChatMessage(role="assistant", tool_calls=[ToolCall(name="add", arguments='{"a')])]},
+            "messages[0].tool_calls",
+        ),
     ],
 )
 def test_what_is_wrong_names_the_field(fields: dict[str, Any], param: str) -> None:
