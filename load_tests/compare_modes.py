@@ -22,12 +22,10 @@ import argparse
 import asyncio
 import functools
 import json
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from load_tests.client import first_model
 from load_tests.command_line import (
@@ -39,10 +37,17 @@ from load_tests.command_line import (
     workloads_from,
 )
 from load_tests.measured_run import LoadOptions, Row, measure, report_progress, warm_up
-from load_tests.paired_ratio import PairedRatio, paired_ratio
+from load_tests.paired_ratio import RATIO_COLUMNS, paired_ratio
 from load_tests.processes import ServerProcesses
 from load_tests.run_tables import markdown_table, median_table, medians, number, shown_figures
-from load_tests.server_process import ServerFailedError, ServerProcess, ServerSpec, serve_config, server_command
+from load_tests.server_process import (
+    ServerFailedError,
+    ServerProcess,
+    ServerSpec,
+    exit_on_sigterm,
+    serve_config,
+    server_command,
+)
 from load_tests.worker_work import CountersError, WorkerWork, ask_work
 from load_tests.workloads import Workload
 
@@ -118,10 +123,10 @@ def ratio_table(comparison: Comparison) -> tuple[str, list[dict[str, Any]]]:
                 if ratio is not None:
                     records.append({"workload": workload, "figure": figure, "mode": mode, "ratio": ratio})
     table = markdown_table(
-        ("workload", "figure", "mode", f"ratio to {baseline}", "interval", "coverage", "pairs"),
-        ((record["workload"], record["figure"], record["mode"], *_ratio_cells(record["ratio"])) for record in records),
+        ("workload", "figure", "mode", f"ratio to {baseline}", *RATIO_COLUMNS),
+        ((record["workload"], record["figure"], record["mode"], *record["ratio"].cells()) for record in records),
     )
-    return table, [{**record, "ratio": _ratio_record(record["ratio"])} for record in records]
+    return table, [{**record, "ratio": record["ratio"].as_record()} for record in records]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,8 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError("--rounds and --attempts must be at least 1")
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    # The default action would end this process and leave the server behind.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    exit_on_sigterm()
     comparison = compare(
         specs,
         workloads,
@@ -258,31 +262,6 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
     if overlays:
         raise ValueError(f"--overlay-of names {', '.join(overlays)}, which is none of the modes of --serve")
     return specs
-
-
-def _ratio_cells(ratio: PairedRatio) -> tuple[str, ...]:
-    return (
-        f"{ratio.median:.3f}",
-        f"{ratio.low:.3f}-{ratio.high:.3f}",
-        f"{100 * ratio.coverage:.0f} %",
-        str(ratio.pairs),
-    )
-
-
-def _ratio_record(ratio: PairedRatio) -> dict[str, float]:
-    return {
-        "median": round(ratio.median, 4),
-        "low": round(ratio.low, 4),
-        "high": round(ratio.high, 4),
-        "coverage": round(ratio.coverage, 4),
-        "pairs": ratio.pairs,
-    }
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    # Once is enough: the way out ends the server and must not be cut short.
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
