@@ -14,7 +14,7 @@ from typing import Any
 
 from load_tests.client import first_model
 from load_tests.measured_run import LoadOptions, Row, measure, report_progress, warm_up
-from load_tests.paired_ratio import PairedRatio, paired_ratio
+from load_tests.paired_ratio import RATIO_COLUMNS, paired_ratio
 from load_tests.processes import ServerProcesses
 from load_tests.run_tables import markdown_table, number, shown_figures
 from load_tests.server_process import ServerFailedError, ServerProcess, ServerSpec
@@ -58,13 +58,15 @@ def compare(
     attempts: int = 3,
     start_limit_s: float = 300.0,
     by_worker: bool = False,
+    turn_about: bool = False,
 ) -> Comparison:
     """Runs all rounds. A server that fails, or SystemExit, ends the comparison, with the runs made so far and the
-    reason in it. `by_worker`: of servers in Ray sessions of their own, what each worker did is asked and reported."""
+    reason in it. `by_worker`: of servers in Ray sessions of their own, what each worker did is asked and reported.
+    `turn_about`: every other round takes the servers in reverse order, so that none always comes after the other."""
     comparison = Comparison(tuple(spec.name for spec in specs))
     try:
         for round_number in range(rounds):
-            for spec in specs:
+            for spec in reversed(specs) if turn_about and round_number % 2 else specs:
                 report_progress(f"round {round_number + 1} of {rounds}: starting {spec.name}")
                 with ServerProcess(spec, start_limit_s=start_limit_s) as server:
                     base_seed = seed + round_number * _SEEDS_PER_ROUND
@@ -93,31 +95,10 @@ def ratio_table(comparison: Comparison) -> tuple[str, list[dict[str, Any]]]:
                 if ratio is not None:
                     records.append({"workload": workload, "figure": figure, "mode": mode, "ratio": ratio})
     table = markdown_table(
-        ("workload", "figure", "mode", f"ratio to {baseline}", "interval", "coverage", "pairs"),
-        ((record["workload"], record["figure"], record["mode"], *ratio_cells(record["ratio"])) for record in records),
+        ("workload", "figure", "mode", f"ratio to {baseline}", *RATIO_COLUMNS),
+        ((record["workload"], record["figure"], record["mode"], *record["ratio"].cells()) for record in records),
     )
-    return table, [{**record, "ratio": ratio_record(record["ratio"])} for record in records]
-
-
-def ratio_cells(ratio: PairedRatio) -> tuple[str, ...]:
-    """As columns of a table: ratio, interval, coverage, pairs."""
-    return (
-        f"{ratio.median:.3f}",
-        f"{ratio.low:.3f}-{ratio.high:.3f}",
-        f"{100 * ratio.coverage:.0f} %",
-        str(ratio.pairs),
-    )
-
-
-def ratio_record(ratio: PairedRatio) -> dict[str, float]:
-    """As it is saved."""
-    return {
-        "median": round(ratio.median, 4),
-        "low": round(ratio.low, 4),
-        "high": round(ratio.high, 4),
-        "coverage": round(ratio.coverage, 4),
-        "pairs": ratio.pairs,
-    }
+    return table, [{**record, "ratio": record["ratio"].as_record()} for record in records]
 
 
 async def _measure_mode(

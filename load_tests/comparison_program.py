@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from load_tests.command_line import (
     add_load_options,
@@ -23,7 +20,7 @@ from load_tests.command_line import (
 )
 from load_tests.comparison import Comparison, compare, ratio_table
 from load_tests.run_tables import cpu_table, median_table, medians
-from load_tests.server_process import ServerSpec
+from load_tests.server_process import ServerSpec, exit_on_sigterm
 
 Judge = Callable[[Comparison], tuple[str, list[dict[str, Any]]]]
 """What follows from a comparison, as a table and as records."""
@@ -37,6 +34,11 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         help="report also, of our own servers, what each worker computed and fetched and how evenly that was spread",
     )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of runs (default 10)")
+    parser.add_argument(
+        "--turn-about",
+        action="store_true",
+        help="every other round in reverse order (A B, B A), for differences of a few percent",
+    )
     parser.add_argument("--attempts", type=int, default=3, help="runs at most to get one without foreign load")
     parser.add_argument("--start-limit-s", type=float, default=300.0, help="for a server to be healthy (default 300)")
     add_save_options(parser)
@@ -69,8 +71,7 @@ def run_comparison(
             raise ValueError("--rounds and --attempts must be at least 1")
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    # The default action would end this process and leave the server behind.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    exit_on_sigterm()
     comparison = compare(
         specs,
         workloads,
@@ -80,6 +81,7 @@ def run_comparison(
         attempts=arguments.attempts,
         start_limit_s=arguments.start_limit_s,
         by_worker=arguments.by_worker,
+        turn_about=arguments.turn_about,
     )
     by = ("mode", "workload")
     kept = comparison.kept()
@@ -103,9 +105,3 @@ def run_comparison(
     print("\n\n".join(table for _, table in tables))
     print(json.dumps(figures))
     return comparison.exit_code or int(bool(comparison.failure) or any(row["failed"] for row in comparison.rows))
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    # Once is enough: the way out ends the server and must not be cut short.
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WANTED_COVERAGE = 0.95
+RATIO_COLUMNS = ("interval", "coverage", "pairs")
+"""After the ratio's own, whose name says to what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,25 @@ class PairedRatio:
     low: float
     high: float
     coverage: float
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """For a table whose last columns are the ratio's and `RATIO_COLUMNS`."""
+        return (
+            f"{self.median:.3f}",
+            f"{self.low:.3f}-{self.high:.3f}",
+            f"{100 * self.coverage:.0f} %",
+            str(self.pairs),
+        )
+
+    def as_record(self) -> dict[str, float]:
+        """Rounded, as it is saved."""
+        return {
+            "median": round(self.median, 4),
+            "low": round(self.low, 4),
+            "high": round(self.high, 4),
+            "coverage": round(self.coverage, 4),
+            "pairs": self.pairs,
+        }
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> PairedRatio | None:

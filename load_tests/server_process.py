@@ -20,7 +20,8 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import NoReturn
 
 import psutil  # type: ignore[import-untyped]
 
@@ -71,6 +72,12 @@ def server_command(name: str, command_line: str, base_url: str) -> ServerSpec:
     if not command:
         raise ValueError(f"mode {name!r}: the command line is empty")
     return ServerSpec(name, command, base_url)
+
+
+def exit_on_sigterm() -> None:
+    """From now on SIGTERM raises SystemExit, once: its default action would end this process and leave its server
+    behind."""
+    signal.signal(signal.SIGTERM, _exit_on_signal)
 
 
 class ServerProcess:
@@ -207,6 +214,12 @@ class ServerProcess:
             except psutil.NoSuchProcess:
                 continue
         return alive
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    # Once is enough: the way out ends the server and must not be cut short.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _session_of(pid: int) -> int | None:

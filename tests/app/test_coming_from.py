@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from ray.serve.schema import ServeDeploySchema
 
 from app.chat_protocol import ChatCompletionRequest
 from app.completion_protocol import CompletionRequest
@@ -14,6 +17,66 @@ from app.settings import AppSettings
 from kv.metrics.table import METRICS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+
+RAY_LLM_CONFIG = {
+    "runtime_env", "model_loading_config", "model_id", "model_source", "tokenizer_source", "llm_engine",
+    "engine_kwargs", "accelerator_type", "accelerator_config", "placement_group_config", "lora_config",
+    "deployment_config", "server_cls", "experimental_configs", "log_engine_metrics", "callback_config", "llm_configs",
+    "ingress_cls_config", "ingress_deployment_config",
+}  # fmt: skip
+"""Fields of Ray 2.60's LLMConfig, ModelLoadingConfig and LLMServingArgs, which cannot all be imported without vLLM."""
+VLLM_METRICS = [
+    "admission_rejections",
+    "cache_config_info",
+    "corrupted_requests",
+    "e2e_request_latency_seconds",
+    "engine_sleep_state",
+    "external_prefix_cache_hits",
+    "external_prefix_cache_queries",
+    "generation_tokens",
+    "inter_token_latency_seconds",
+    "iteration_tokens_total",
+    "kv_block_idle_before_evict_seconds",
+    "kv_block_lifetime_seconds",
+    "kv_block_reuse_gap_seconds",
+    "kv_cache_usage_perc",
+    "lora_requests_info",
+    "mm_cache_hits",
+    "mm_cache_queries",
+    "nixl_bytes_transferred",
+    "nixl_num_descriptors",
+    "nixl_num_failed_notifications",
+    "nixl_num_failed_transfers",
+    "nixl_num_kv_expired_reqs",
+    "nixl_post_time_seconds",
+    "nixl_xfer_time_seconds",
+    "num_preemptions",
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_waiting_by_reason",
+    "prefix_cache_hits",
+    "prefix_cache_queries",
+    "prompt_tokens",
+    "prompt_tokens_by_source",
+    "prompt_tokens_cached",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_inference_time_seconds",
+    "request_max_num_generation_tokens",
+    "request_num_preemptions",
+    "request_params_max_tokens",
+    "request_params_n",
+    "request_prefill_kv_computed_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_success",
+    "request_time_per_output_token_seconds",
+    "spec_decode_num_accepted_tokens",
+    "spec_decode_num_drafts",
+    "time_to_first_token_seconds",
+]
+"""Of vLLM 0.32's page of metrics, without `vllm:`."""
 
 
 def section(title: str) -> str:
@@ -29,20 +92,52 @@ def last_cells(title: str) -> Iterator[str]:
                 yield cell
 
 
-def has_setting(path: str) -> bool:
-    model: type[BaseModel] | None = AppSettings
+def has_setting(path: str, root: type[BaseModel]) -> bool:
+    model: type[BaseModel] | None = root
     for name in path.split("."):
         if model is None or name not in model.model_fields:
             return False
-        inner = model.model_fields[name].annotation
-        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+        model = inner_model(model.model_fields[name].annotation)
     return True
+
+
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation, be it by itself, optional, or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := inner_model(part)) is not None), None)
 
 
 def test_settings_exist() -> None:
     named = [name for cell in last_cells("Options of a server") for name in re.findall(r"`([^`]+)`", cell)]
     assert len(named) > 25
-    assert [name for name in named if not has_setting(name)] == []
+    assert [name for name in named if not has_setting(name, AppSettings)] == []
+
+
+def test_options_of_serve_exist() -> None:
+    named = [name for cell in last_cells("Options of Serve") for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) > 5
+    assert [name for name in named if not has_setting(name, ServeDeploySchema)] == []
+
+
+def test_what_is_not_here_says_why() -> None:
+    for line in PAGE.splitlines():
+        cell = line.strip("|").split("|")[-1].strip()
+        if line.startswith("| ") and not line.startswith("| ---") and not re.search(r"`\w|^here$|^a ratio", cell):
+            assert re.match(r"- \w+", cell), line
+
+
+def test_ray_serve_llm_users_find_their_configuration() -> None:
+    here = set(
+        re.findall(r"\w+", "".join(re.findall(r"`[^`]+`", section("Starting") + section("Options of a server"))))
+    )
+    here |= set(re.findall(r"\w+", section("Options of Serve")))
+    assert RAY_LLM_CONFIG - here == set()
+
+
+def test_vllm_users_find_their_metrics() -> None:
+    patterns = re.findall(r"`(vllm:[\w*]+)`", section("Metrics"))
+    assert [name for name in VLLM_METRICS if not any(fnmatch(f"vllm:{name}", pattern) for pattern in patterns)] == []
 
 
 def test_fields_exist() -> None:
@@ -52,6 +147,6 @@ def test_fields_exist() -> None:
 
 
 def test_metrics_exist() -> None:
-    here = [re.findall(r"`([^`]+)`", cell)[0] for cell in last_cells("Metrics")]
-    assert len(here) > 4
-    assert set(here) <= {metric.name for metric in METRICS}
+    named = set(re.findall(r"`(equipoise_\w+)`", section("Metrics")))
+    assert len(named) > 20
+    assert named <= {metric.name for metric in METRICS}
