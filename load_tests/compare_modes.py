@@ -83,13 +83,15 @@ def compare(
     attempts: int = 3,
     start_limit_s: float = 300.0,
     by_worker: bool = False,
+    turn_about: bool = False,
 ) -> Comparison:
     """Runs all rounds. A server that fails, or SystemExit, ends the comparison, with the runs made so far and the
-    reason in it. `by_worker`: of servers in Ray sessions of their own, what each worker did is asked and reported."""
+    reason in it. `by_worker`: of servers in Ray sessions of their own, what each worker did is asked and reported.
+    `turn_about`: every other round takes the modes in reverse order, so that none always comes after the other."""
     comparison = Comparison(tuple(spec.name for spec in specs))
     try:
         for round_number in range(rounds):
-            for spec in specs:
+            for spec in reversed(specs) if turn_about and round_number % 2 else specs:
                 report_progress(f"round {round_number + 1} of {rounds}: starting {spec.name}")
                 with ServerProcess(spec, start_limit_s=start_limit_s) as server:
                     base_seed = seed + round_number * _SEEDS_PER_ROUND
@@ -152,6 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="report also, of --serve modes, what each worker computed and fetched and how evenly that was spread",
     )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of runs (default 10)")
+    parser.add_argument(
+        "--turn-about",
+        action="store_true",
+        help="every other round in reverse order (A B, B A), for differences of a few percent",
+    )
     parser.add_argument("--attempts", type=int, default=3, help="runs at most to get one without foreign load")
     parser.add_argument("--start-limit-s", type=float, default=300.0, help="for a server to be healthy (default 300)")
     add_save_options(parser)
@@ -175,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         attempts=arguments.attempts,
         start_limit_s=arguments.start_limit_s,
         by_worker=arguments.by_worker,
+        turn_about=arguments.turn_about,
     )
     ratios, ratio_records = ratio_table(comparison)
     by = ("mode", "workload")
