@@ -9,7 +9,7 @@ from typing import Any
 
 from load_tests.driver import clock_s
 from migrate.controller_view import move_view
-from migrate.ctl.client import Client, RefusedError
+from migrate.ctl.client import Client, RefusedError, UnreachableError
 from migrate.moves import Move
 
 _ASK_EVERY_S = 0.25
@@ -38,8 +38,8 @@ class Made:
 
     @property
     def may_come_later(self) -> bool:
-        """Whether it was refused for want of room that requests have now."""
-        return self.happened is None and _MAY_COME_LATER in self.problem
+        """Whether it was refused, by the controller or for want of room that requests have, and nothing is wrong."""
+        return self.happened is None and (self.predicted is None or _MAY_COME_LATER in self.problem)
 
 
 class Desk:
@@ -58,7 +58,7 @@ class Desk:
         MovesStuckError."""
         begun_s = clock_s()
         while True:
-            status = await self.status()
+            status = await self._patient_status(begun_s)
             missing = [name for name in workers if "state" not in status["workers"].get(name, {})]
             if not missing:
                 return status
@@ -78,7 +78,7 @@ class Desk:
             if clock_s() - begun_s > self._limit_s:
                 raise MovesStuckError(f"{move} had no end within {self._limit_s:g} s")
             await asyncio.sleep(_ASK_EVERY_S)
-            status, now_s = await self.status(), clock_s()
+            status, now_s = await self._patient_status(begun_s), clock_s()
             known = {each["order_id"]: each for each in status["under_way"] + status["history"]}
             if entry["order_id"] not in known:
                 raise MovesStuckError(f"{move}: the controller was replaced, and knows of no such order")
@@ -90,7 +90,17 @@ class Desk:
         """Returns when everything is home. Raises MovesStuckError."""
         begun_s = clock_s()
         await asyncio.to_thread(self._client.post, "/debug/moves/home", {})
-        while any((status := await self.status())["modules_away"].values()) or status["under_way"]:
+        while any((status := await self._patient_status(begun_s))["modules_away"].values()) or status["under_way"]:
             if clock_s() - begun_s > self._limit_s:
                 raise MovesStuckError(f"not everything is home within {self._limit_s:g} s: {status['modules_away']}")
             await asyncio.sleep(_ASK_EVERY_S)
+
+    async def _patient_status(self, since_s: float) -> Json:
+        """The status; a controller that is late, as under load it may be, is asked again until the limit."""
+        while True:
+            try:
+                return await self.status()
+            except UnreachableError:
+                if clock_s() - since_s > self._limit_s:
+                    raise
+                await asyncio.sleep(_ASK_EVERY_S)
