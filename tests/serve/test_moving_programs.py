@@ -29,7 +29,7 @@ def args(prefill: int, *, automatic: bool = False) -> dict[str, Any]:
             "dtype": "float32",
             "block_tokens": 32,
             "slab_pages": 1,
-            "kv_cache_blocks": 128,
+            "kv_cache_blocks": 1024,
             "max_context_tokens": 1024,
         },
         "moves": {"automatic": automatic, "period_s": 0.5},
