@@ -198,6 +198,7 @@ class _AnswerStream:
         finish_reason = choice.get("finish_reason")
         if finish_reason is not None:
             self._record.finish_reason = str(finish_reason)
+        self._record.tokens += (choice.get("logprobs") or {}).get("tokens") or ()
         if _carries_output(choice):
             self._record.chunk_s.append(now_s)
         elif finish_reason is not None:

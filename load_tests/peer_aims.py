@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from load_tests.comparison import Comparison, ratio_cells, ratio_record
+from load_tests.comparison import Comparison
 from load_tests.paired_ratio import paired_ratio
 from load_tests.run_tables import markdown_table, number
 from load_tests.workloads import ONE_AT_A_TIME
@@ -75,8 +75,8 @@ def verdicts(comparison: Comparison) -> tuple[str, list[dict[str, Any]]]:
                 verdict = "not comparable"
             record = {"workload": aim.workload, "figure": aim.figure, "mode": mode, "aim": str(aim), "verdict": verdict}
             values = [number(statistics.median(side)) for side in zip(*pairs, strict=True)] if pairs else ["-", "-"]
-            records.append({**record, "ratio": None if ratio is None else ratio_record(ratio)})
-            cells = ("-", "-", "-", "0") if ratio is None else ratio_cells(ratio)
+            records.append({**record, "ratio": None if ratio is None else ratio.as_record()})
+            cells = ("-", "-", "-", "0") if ratio is None else ratio.cells()
             rows.append((aim.workload, aim.figure, mode, *values, *cells, str(aim), verdict))
     columns = (
         "workload",

@@ -22,6 +22,8 @@ class RequestRecord:
     output_tokens: int | None = None
     cached_prompt_tokens: int | None = None
     finish_reason: str | None = None
+    tokens: list[str] = field(default_factory=list)
+    """The server's names of the tokens, where the request asks for log-probabilities of a completion."""
     error: str | None = None
     """Why it failed. A failed request may have chunks: those that came before the failure."""
     aborted: bool = False

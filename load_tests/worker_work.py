@@ -37,6 +37,8 @@ class WorkerWork:
     """Whose KV came from the store."""
     busy_s: float
     """Wall time in steps."""
+    preemptions: int = 0
+    """Choices that gave their blocks to others and began anew."""
 
 
 async def ask_work(ray_address: str, *, with_token: bool = False) -> list[WorkerWork]:
@@ -88,6 +90,7 @@ def work_between(before: Sequence[WorkerWork], after: Sequence[WorkerWork]) -> l
                 worker.computed_tokens - start.computed_tokens,
                 worker.fetched_tokens - start.fetched_tokens,
                 round(worker.busy_s - start.busy_s, 3),
+                worker.preemptions - start.preemptions,
             )
         )
     return done
@@ -137,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             counters["computed_prompt_tokens"],
             counters["fetched_tokens"],
             counters["busy_s"],
+            counters["preemptions"],
         )
         for member, counters in zip(view.members, stats, strict=True)
     ]

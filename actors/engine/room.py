@@ -120,7 +120,7 @@ class OwnMemory:
         try:
             moves = scheduler.blocks.plan_shrink(num_blocks)
         except NoFreeBlocksError as error:
-            raise GrantRefusedError(str(error)) from error
+            raise GrantRefusedError(f"{error}; when some of them have ended, later, there may be room") from error
         if not pinned.isdisjoint(moves):
             raise GrantRefusedError(
                 f"{len(pinned & moves.keys())} blocks beyond the {num_blocks} that would be left are being copied by "

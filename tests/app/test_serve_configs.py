@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parents[2] / "serve_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 OVERLAYS = sorted((FOLDER / "overlays").glob("*.yaml"))
 MEASURED = sorted((FOLDER.parent / "load_tests" / "overlays").glob("*.yaml"))
+OF_MOVES = [path for path in MEASURED if path.name.startswith(("moves-", "cycle-", "short-memory", "nothing-pays"))]
 FOR_TWO_CORES = FOLDER / "overlays" / "cpu-tiny.yaml"
 
 
@@ -66,13 +67,22 @@ def test_every_overlay_goes_over_the_local_file(overlay: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("overlay", MEASURED, ids=lambda path: path.name)
+@pytest.mark.parametrize("overlay", sorted(set(MEASURED) - set(OF_MOVES)), ids=lambda path: path.name)
 def test_every_overlay_of_a_measurement_holds(overlay: Path) -> None:
     base = "local-2p1d.yaml" if overlay.name.startswith("zipf") else "local.yaml"
     settings = read_serve_config(FOLDER / base, overlay).settings
     assert settings.engine.dtype == "bfloat16"
     assert settings.store.share_prefixes == ("local" not in overlay.name)
     assert (settings.ingress.dispatch.policy == "load_aware") == settings.store.share_prefixes
+
+
+@pytest.mark.parametrize("overlay", OF_MOVES, ids=lambda path: path.name)
+def test_where_moves_are_measured_nothing_moves_by_itself(overlay: Path) -> None:
+    loaded = read_serve_config(FOLDER / "local-balanced.yaml", overlay)
+    moves = loaded.settings.moves
+    assert not moves.automatic or moves.rho >= 1e6
+    (application,) = loaded.content["applications"]
+    assert not any(deployment["user_config"] for deployment in application["deployments"])  # which would stand over it
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

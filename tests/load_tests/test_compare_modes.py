@@ -78,6 +78,15 @@ def test_modes_take_turns_with_the_same_prompts_in_a_round_and_new_ones_in_the_n
     ]
 
 
+def test_modes_may_take_turns_about(command: Callable[..., str], unused_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_port}"
+    specs = [server_command("one", command(), url), server_command("two", command(), url)]
+    options = LoadOptions(in_flight=2, warm_up_requests=0, foreign_limit=1.0)
+    comparison = compare(specs, [SMALL], rounds=3, seed=5, options=options, turn_about=True)
+    assert [run["mode"] for run in comparison.rows] == ["one", "two", "two", "one", "one", "two"]
+    assert len(comparison.pairs("small", "output_tokens_per_s", "two")) == 3
+
+
 def test_runs_with_foreign_load_are_repeated_with_another_seed_and_not_kept(
     command: Callable[..., str], unused_port: int
 ) -> None:

@@ -9,10 +9,10 @@ from load_tests.worker_work import CountersError, WorkerWork, ask_work, busiest_
 BEFORE = [
     WorkerWork("p1", "prefill", 1000, 50, 2.0),
     WorkerWork("p2", "prefill", 0, 0, 0.5),
-    WorkerWork("d", "decode", 0, 900, 7.0),
+    WorkerWork("d", "decode", 0, 900, 7.0, 1),
 ]
 AFTER = [
-    WorkerWork("d", "decode", 10, 1900, 9.0),
+    WorkerWork("d", "decode", 10, 1900, 9.0, 4),
     WorkerWork("p2", "prefill", 300, 600, 1.5),
     WorkerWork("p1", "prefill", 1100, 50, 5.0),
 ]
@@ -20,7 +20,7 @@ AFTER = [
 
 def test_work_is_what_was_done_between_two_readings() -> None:
     assert work_between(BEFORE, AFTER) == [
-        WorkerWork("d", "decode", 10, 1000, 2.0),
+        WorkerWork("d", "decode", 10, 1000, 2.0, 3),
         WorkerWork("p1", "prefill", 100, 0, 3.0),
         WorkerWork("p2", "prefill", 300, 600, 1.0),
     ]

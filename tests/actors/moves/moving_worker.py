@@ -128,3 +128,8 @@ async def moving_workers(
 
 async def join(first: MovingWorker, second: MovingWorker, epoch: int = 0) -> None:
     await asyncio.gather(first.moves.link(second.name, epoch), second.moves.link(first.name, epoch))
+
+
+def memory_of(state: PlacementState) -> object:
+    """What must be as it was once everything is home again."""
+    return state.pool_blocks, state.weight_bytes, state.kv_bytes, state.hosted

@@ -14,17 +14,12 @@ from actors.engine.engine import Engine
 from migrate.links.memory_network import MemoryNetwork
 from migrate.move_report import MoveFailedError
 from migrate.moves import HeadMove
-from migrate.placement_state import PlacementState
-from tests.actors.moves.moving_worker import join, moving_workers
+from tests.actors.moves.moving_worker import join, memory_of, moving_workers
 from tests.engine_driver import greedy, make_prompt
 from tests.reference import FAMILIES, assert_greedy, load_reference, make_model
 
 PROMPTS = [make_prompt(length, length) for length in (5, 33, 90, 17, 64, 48, 200)]
 FolderOf = Callable[[str], Path]
-
-
-def memory_of(state: PlacementState) -> object:
-    return state.pool_blocks, state.weight_bytes, state.kv_bytes, state.hosted
 
 
 @pytest.mark.parametrize("messages", [0, 1, 7])
@@ -191,62 +186,6 @@ def test_a_host_that_lives_and_cannot_is_lost_too(family_folder: FolderOf, netwo
             assert state.placement.is_home
             assert memory_of(await host.state()) == before
             await home.move(1, 2, home, host)  # over the same link
-
-    asyncio.run(run())
-
-
-def test_three_host_for_each_other_in_a_cycle(family_folder: FolderOf, network: MemoryNetwork) -> None:
-    """Grants come to workers whose own layers are away, whose blocks move for it, and whose hosts have to follow."""
-    folder = family_folder("llama")
-    options = {"slab_pages": 2, "kv_cache_blocks": 80, "max_context_tokens": 320}
-
-    async def run() -> None:
-        async with moving_workers(["a", "b", "c"], folder, network, **options) as workers:
-            a, b, c = workers
-            cycle = [(a, b), (b, c), (c, a)]
-            for pair in cycle:
-                await join(*pair)
-            before = [memory_of(await worker.state()) for worker in workers]
-            for worker in workers:
-                await worker.start(PROMPTS, greedy(40))
-            for _ in range(3):
-                for home, host in cycle:
-                    await home.tokens_more(5)
-                    await home.move(2, 1, home, host)
-                states = [await worker.state() for worker in workers]
-                assert [len(state.hosted) for state in states] == [1, 1, 1]
-                for home, host in cycle:
-                    await home.tokens_more(5)
-                    await home.move(2, 1, host, home)
-            for worker in workers:
-                assert_greedy(load_reference(folder), PROMPTS, await worker.answers())
-                assert set(worker.ends.values()) == {None}
-            states = [await worker.state() for worker in workers]
-            assert [memory_of(state) for state in states] == before
-            assert [state.repairs for state in states] == [0, 0, 0]
-
-    asyncio.run(run())
-
-
-def test_in_a_cycle_one_dies(family_folder: FolderOf, network: MemoryNetwork) -> None:
-    """Its host lets go of its layers, and its home takes back what it hosted."""
-    folder = family_folder("llama")
-
-    async def run() -> None:
-        async with moving_workers(["a", "b", "c"], folder, network) as (a, b, c):
-            for home, host in ((a, b), (b, c), (c, a)):
-                await join(home, host)
-                await home.move(2, 1, home, host)
-                await home.start(PROMPTS[:4], greedy(40))
-            await a.tokens_more(5)
-            c.moves.close()
-            assert_greedy(load_reference(folder), PROMPTS[:4], await a.answers())
-            assert_greedy(load_reference(folder), PROMPTS[:4], await b.answers())
-            state = await a.state_when(lambda state: not state.hosted)
-            assert state.placement.layers_on("b") == (2,)  # these two have each other still
-            state = await b.state_when(lambda state: state.repairs == 1 and state.under_way is None)
-            assert state.placement.is_home
-            assert [part.instance for part in state.hosted] == ["a"]
 
     asyncio.run(run())
 

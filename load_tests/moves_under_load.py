@@ -1,0 +1,179 @@
+"""Orders moves of layers and heads there and back under a steady load, and shows what they did and who noticed.
+
+The application runs in mode balanced, in float32 and with automatic moves off:
+
+    EQUIPOISE_OVERLAY=load_tests/overlays/moves-by-hand.yaml serve run serve_configs/local-balanced.yaml
+
+Afterwards the same prompts are sent once more with everything at home and nothing moving, without what the first
+answers have left in caches, and the answers are compared token by token. Figures are explained in
+docs/metrics-of-load-tests.md.
+
+Progress goes to stderr; stdout gets Markdown tables and, as its last line, one JSON object. The exit code is 1 when a
+request failed, an answer was wrong, or a move was not made.
+
+    python -m load_tests.moves_under_load http://127.0.0.1:8000 --moves 50 --in-flight 8 --save moves-under-load
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from load_tests.gaps_around import Gap, GapsAround, gaps_around, gaps_of
+from load_tests.metrics import distribution, summarise
+from load_tests.moves_there_and_back import there_and_back
+from load_tests.moving_program import MovingResult, parser_of, run_program
+from load_tests.moving_run import Fleet, Observed
+from load_tests.run_tables import markdown_table, number
+from migrate.moves import Move
+
+_MIB = 2**20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 1, or 2 when the options are wrong."""
+    parser = parser_of("load_tests.moves_under_load", __doc__ or "")
+    parser.add_argument("--moves", type=int, default=50, help="an even number: half of them back (default %(default)s)")
+    parser.add_argument(
+        "--window-s", type=float, default=2.0, help="of tokens before and after a move (default %(default)s)"
+    )
+
+    def moves(fleet: Fleet, options: argparse.Namespace) -> list[Move]:
+        return there_and_back(fleet.workers, fleet.num_layers, fleet.num_kv_heads, options.moves)
+
+    def check(options: argparse.Namespace) -> None:
+        if options.moves < 2 or options.moves % 2 or options.window_s <= 0:
+            raise ValueError("--moves must be even and at least 2, and --window-s above 0")
+
+    return asyncio.run(run_program("load_tests.moves_under_load", parser, argv, check, moves, _report))
+
+
+def _report(result: MovingResult, options: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[str, Any], bool]:
+    gaps, done = gaps_of(result.records), [move for move in result.made.moves if move.is_done]
+    around = [gaps_around(gaps, move.made.begun_s, move.made.ended_s, options.window_s) for move in done]
+    at_home = distribution(later - earlier for earlier, later in gaps_of(result.unmoved))
+    groups = {
+        f"{kind} {way}": [
+            place
+            for place, row in enumerate(move.as_row() for move in done)
+            if (row["kind"], row["is_out"]) == (kind, way == "out")
+        ]
+        for kind in ("layers", "heads")
+        for way in ("out", "back")
+    }
+    noticed = {
+        name: {
+            part: _percentiles([gap for place in places for gap in getattr(around[place], f"{part}_s")])
+            for part in ("before", "during", "after")
+        }
+        for name, places in groups.items()
+        if places
+    }
+    effects = {name: _effects([done[place] for place in places]) for name, places in groups.items() if places}
+    figures = {
+        "moves": [{**move.as_row(), "gaps": _gaps_row(gaps, move, options.window_s)} for move in result.made.moves],
+        "itl_by_group": noticed,
+        "itl_at_home_p50_ms": _ms(at_home.p50),
+        "itl_at_home_p99_ms": _ms(at_home.p99),
+        "effects_by_group": effects,
+        "with_moves": summarise(result.records).as_row(),
+        "without_moves": summarise(result.unmoved).as_row(),
+    }
+    tables = [
+        (
+            "Time between tokens, ms",
+            markdown_table(
+                ("moves", "p50 before", "during", "after", "p99 before", "during", "after", "p99 during / before"),
+                [(name, *_gap_cells(row)) for name, row in noticed.items()]
+                + [("none, all at home", "", number(_ms(at_home.p50)), "", "", number(_ms(at_home.p99)), "", "")],
+            ),
+        ),
+        (
+            "Bytes and seconds, medians",
+            markdown_table(
+                ("moves", "number", *_EFFECTS),
+                (
+                    (name, str(len(groups[name])), *(number(row[key]) for key in _EFFECTS))
+                    for name, row in effects.items()
+                ),
+            ),
+        ),
+    ]
+    return tables, figures, len(done) == options.moves
+
+
+_EFFECTS = (
+    "predicted MiB",
+    "moved MiB",
+    "predicted s",
+    "took s",
+    "steps held s",
+    "link bytes / moved",
+    "weights freed / expected",
+    "KV freed / expected",
+    "steps at source",
+    "steps at destination",
+)
+
+
+def _effects(moves: Sequence[Observed]) -> dict[str, float | None]:
+    """Medians, but sums of steps: those at the source must be none."""
+
+    def median(values: Sequence[float]) -> float | None:
+        return distribution(values).p50
+
+    rows = [move.as_row() for move in moves]
+    moved = [row["happened"]["weight_bytes"] + row["happened"]["kv_bytes"] for row in rows]
+    predicted = [row["predicted"]["weight_bytes"] + row["predicted"]["kv_bytes"] for row in rows]
+    steps = [row["steps_after"] for row in rows if row["steps_after"]["moved_at_source"] is not None]
+    return dict(
+        zip(
+            _EFFECTS,
+            (
+                median([size / _MIB for size in predicted]),
+                median([size / _MIB for size in moved]),
+                median([row["predicted"]["transfer_s"] for row in rows]),
+                median([row["happened"]["duration_s"] for row in rows]),
+                median([row["happened"]["held_s"] for row in rows]),
+                median([row["link_bytes"] / size for row, size in zip(rows, moved, strict=True) if size]),
+                median(_shares(rows, "weights")),
+                median(_shares(rows, "kv")),
+                sum(step["moved_at_source"] for step in steps) if steps else None,
+                sum(step["moved_at_destination"] for step in steps) if steps else None,
+            ),
+            strict=True,
+        )
+    )
+
+
+def _shares(rows: Sequence[dict[str, Any]], what: str) -> list[float]:
+    freed = [row["freed"] for row in rows]
+    return [each[what] / each[f"{what}_expected"] for each in freed if each[f"{what}_expected"]]
+
+
+def _gaps_row(gaps: Sequence[Gap], move: Observed, window_s: float) -> dict[str, Any]:
+    around: GapsAround = gaps_around(gaps, move.made.begun_s, move.made.ended_s, window_s)
+    return {part: _percentiles(getattr(around, f"{part}_s")) for part in ("before", "during", "after")}
+
+
+def _percentiles(gaps_s: Sequence[float]) -> dict[str, float | None]:
+    found = distribution(gaps_s)
+    return {"tokens": found.count, "p50_ms": _ms(found.p50), "p99_ms": _ms(found.p99)}
+
+
+def _gap_cells(row: dict[str, dict[str, float | None]]) -> list[str]:
+    parts = ("before", "during", "after")
+    before, during = row["before"]["p99_ms"], row["during"]["p99_ms"]
+    ratio = during / before if before and during is not None else None
+    return [number(row[part][key]) for key in ("p50_ms", "p99_ms") for part in parts] + [number(ratio)]
+
+
+def _ms(value_s: float | None) -> float | None:
+    return None if value_s is None else round(1e3 * value_s, 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
