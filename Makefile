@@ -2,7 +2,7 @@
 #
 #   make serve                                        the default model on http://127.0.0.1:8000, until Ctrl-C
 #   make serve CONFIG=serve_configs/local-2p1d.yaml   another configuration
-#   make test                                         lint, types, import contracts, tests (two at a time)
+#   make test                                         lint, types, import contracts, tests
 #   make check                                        the same without the tests
 #   make proto                                        what is generated from app/grpc_api/inference.proto
 #   make clean                                        removes .venv and caches of tools (models stay in their cache)
@@ -11,8 +11,6 @@ SHELL := /bin/bash
 VENV ?= .venv
 CONFIG ?= serve_configs/local.yaml
 PYTEST_ARGS ?=
-# Tests that use Ray wait most of the time. `-n 0` in PYTEST_ARGS runs all in one process, as plain pytest does.
-PYTEST_PROCESSES := -n 2 --dist loadgroup
 BIN := $(VENV)/bin
 PACKAGES := $(VENV)/.packages
 
@@ -50,7 +48,8 @@ lint check: $(PACKAGES)
 	$(BIN)/mypy
 
 test: check model
-	$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not cluster" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m cluster $(PYTEST_ARGS)
 
 proto: $(PACKAGES)
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. app/grpc_api/inference.proto

@@ -14,15 +14,6 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `pytest -n 2 --dist loadgroup`, as `make test` runs it: what uses Ray stays in one process. A process has one
-    cluster, where an app is deployed for many tests; and two clusters that start at once take each other's ports."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("cluster"):
-                item.add_marker(pytest.mark.xdist_group("cluster"))
-
-
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One local Ray cluster for the whole session; tests that use it are marked `cluster`.

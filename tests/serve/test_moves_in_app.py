@@ -15,6 +15,7 @@ from ray import serve
 from actors.addresses import address_of
 from actors.control import ControlServer
 from app import builder
+from load_tests import cycle_soak
 from migrate.ctl.__main__ import main
 from migrate.move_history import Happened
 from migrate.moves import Move
@@ -90,12 +91,16 @@ def test_workers_are_measured_moved_and_brought_home(app: RunningApp, capsys: py
         for number in range(3):
             client.completions.create(model=app.model, prompt=f"{number} {'word ' * 40}", max_tokens=40, temperature=0)
 
-    def is_measured() -> bool:
-        return not app.get("/debug/moves")[1].get("not_planned", "nothing seen")
+    plans: list[Any] = []
 
-    wait_until(is_measured, 30.0, "steps are not measured")
-    status, plan = ctl(app, capsys, "plan")
-    assert status == 0
+    def is_planned() -> bool:
+        """Not before steps are measured, nor in a period in which a worker is slow to tell what it did."""
+        status, plan = ctl(app, capsys, "plan")
+        plans.append(plan)
+        return status == 0
+
+    wait_until(is_planned, 30.0, "steps are not measured")
+    plan = plans[-1]
     assert {name.split("-")[0] for name in plan["utilisation"]} == {"prefill", "decode"}
     status, order = ctl(app, capsys, "move", "--instance", "prefill", "--layers", "2-3", "--to", "decode")
     assert (status, order["outcome"], order["happened"]["held_s"]) == (0, "done", 0.1)
@@ -121,6 +126,14 @@ def test_settings_change_without_a_new_replica(app: RunningApp) -> None:
     handle = serve.get_deployment_handle("ControllerServer", APP_NAME)
     handle.reconfigure.remote({"rho": 9}).result(timeout_s=30)
     assert app.get("/debug/moves")[1]["settings"]["rho"] == 9
+
+
+def test_programs_that_order_moves_want_nobody_else_to(app: RunningApp, capsys: pytest.CaptureFixture[str]) -> None:
+    wait_seen(app)
+    handle = serve.get_deployment_handle("ControllerServer", APP_NAME)
+    handle.reconfigure.remote({"automatic": True}).result(timeout_s=30)
+    assert cycle_soak.main([app.base_url]) == 1
+    assert "set moves.automatic: false" in capsys.readouterr().err
 
 
 def test_bad_orders_are_answered(app: RunningApp, capsys: pytest.CaptureFixture[str]) -> None:

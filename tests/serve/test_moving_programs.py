@@ -21,7 +21,7 @@ LOAD = (
 )
 
 
-def args(prefill: int, *, automatic: bool = False) -> dict[str, Any]:
+def args(prefill: int) -> dict[str, Any]:
     return {
         "mode": "balanced",
         "model": MODEL,
@@ -32,7 +32,7 @@ def args(prefill: int, *, automatic: bool = False) -> dict[str, Any]:
             "kv_cache_blocks": 1024,
             "max_context_tokens": 1024,
         },
-        "moves": {"automatic": automatic, "period_s": 0.5},
+        "moves": {"automatic": False, "period_s": 0.5},
         **small_roles(prefill),
     }
 
@@ -71,11 +71,6 @@ def test_three_workers_go_round(deploy: Deploy, capsys: pytest.CaptureFixture[st
     figures = json.loads(captured.out.splitlines()[-1])
     assert [move["is_out"] for move in figures["moves"]] == [True] * 3 + [False] * 3
     assert figures["longest_silence_s"] < 30
-
-    # Where the controller moves things by itself, nothing can be said of moves by hand.
-    app = deploy(args(1, automatic=True))
-    assert cycle_soak.main([app.base_url, *LOAD]) == 1
-    assert "set moves.automatic: false" in capsys.readouterr().err
 
 
 def test_long_requests_where_memory_is_short(deploy: Deploy, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ ARGS: dict[str, Any] = {
         "max_context_tokens": 2048,
     },
     "store": {"share_prefixes": False},
+    "moves": {"automatic": False},
     **small_roles(),
 }  # fmt: skip
 ANSWER = 600

@@ -26,7 +26,7 @@ def test_what_workers_computed_is_what_was_sent(openai_app: OpenAIApp) -> None:
         address = ray.get_runtime_context().gcs_address
         before = await ask_work(address)
         async with options.client(app.base_url, await first_model(app.base_url)) as client:
-            records = await send_all(client, requests, options.plan(3, 1))
+            records = await send_all(client, requests, options.plan(workload, 1))
         assert all(record.succeeded for record in records)
         done = work_between(before, await ask_work(address))
         assert sorted(worker.role for worker in done) == ["decode", "prefill"]
