@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ray
+
 from actors.addresses import address_of
 from actors.engine.request import EngineRequest, SamplingParams
 from app.dispatcher import Dispatcher
@@ -17,7 +19,9 @@ from kv.keys import block_keys
 from kv.wire import pack_keys
 from migrate.admission import AdmissionPolicy
 from migrate.dispatch import make_policy
+from migrate.load import Role
 from migrate.roster import Member
+from tests.running_app import wait_until
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,17 @@ class FlowClient:
     directory: Any = None
     store: Any = None
     policy: str = "load_aware"
+
+    def stats(self, role: Role | None = None) -> list[dict[str, Any]]:
+        """What the workers count, or those of one role."""
+        members = [member for member in self.members if role in (None, member.role)]
+        counts: list[dict[str, Any]] = ray.get([address_of(m).actor.stats.remote() for m in members], timeout=30)
+        return counts
+
+    def wait_free(self) -> None:
+        """Until no worker holds anything for a request, publications included."""
+        names = ("live_blocks", "live_requests", "tracked_requests")
+        wait_until(lambda: not any(each[name] for each in self.stats() for name in names), 10.0, "something is held")
 
     def run(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams], *, together: bool

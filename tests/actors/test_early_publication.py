@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 
-from actors.addresses import address_of
 from actors.engine.config import EngineConfig
 from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
@@ -39,29 +37,17 @@ def cell(ray_cluster: None, folder: Path) -> Iterator[FlowClient]:
         yield cell
 
 
-def stats(cell: FlowClient, role: Role) -> dict[str, Any]:
-    (member,) = [member for member in cell.members if member.role == role]
-    counts: dict[str, Any] = ray.get(address_of(member).actor.stats.remote(), timeout=30)
-    return counts
-
-
-def wait_free(cell: FlowClient) -> None:
-    names = ("live_blocks", "live_requests", "tracked_requests")
-    roles: tuple[Role, ...] = ("prefill", "decode")
-    wait_until(lambda: not any(stats(cell, role)[name] for role in roles for name in names), 10.0, "blocks are held")
-
-
 def test_chunks_are_published_while_the_next_ones_are_computed(cell: FlowClient, folder: Path) -> None:
     prompts = [make_prompt(length, seed) for seed, length in enumerate(LENGTHS)]
     cold = cell.run(prompts, greedy(6), together=True)
-    wait_free(cell)
-    assert stats(cell, "prefill")["early_published_blocks"] >= 4
-    assert stats(cell, "decode")["computed_prompt_tokens"] == 0
+    cell.wait_free()
+    assert cell.stats("prefill")[0]["early_published_blocks"] >= 4
+    assert cell.stats("decode")[0]["computed_prompt_tokens"] == 0
     assert_greedy(load_reference(folder), prompts, [answer.tokens for answer in cold])
     again = cell.run(prompts, greedy(6), together=True)
     assert [answer.cached_tokens for answer in again] == [(length - 1) // BLOCK * BLOCK for length in LENGTHS]
     assert [answer.tokens for answer in again] == [answer.tokens for answer in cold]
-    wait_free(cell)
+    cell.wait_free()
 
     def is_anything_held() -> bool:
         directory = ray.get(cell.directory.stats.remote(), timeout=30)
@@ -73,10 +59,10 @@ def test_chunks_are_published_while_the_next_ones_are_computed(cell: FlowClient,
 def test_a_prompt_that_is_mostly_there_gives_only_the_rest(cell: FlowClient) -> None:
     prompt = make_prompt(200, 77)
     cell.run([prompt], greedy(2), together=True)
-    wait_free(cell)
-    before = stats(cell, "prefill")["early_published_blocks"]
+    cell.wait_free()
+    before = cell.stats("prefill")[0]["early_published_blocks"]
     longer = (*prompt, *make_prompt(130, 78))
     cell.run([longer], greedy(2), together=True)
-    wait_free(cell)
+    cell.wait_free()
     new_blocks = len(longer) // BLOCK - len(prompt) // BLOCK
-    assert 0 < stats(cell, "prefill")["early_published_blocks"] - before <= new_blocks
+    assert 0 < cell.stats("prefill")[0]["early_published_blocks"] - before <= new_blocks

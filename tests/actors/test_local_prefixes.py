@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from actors.addresses import address_of
 from actors.engine.config import EngineConfig
 from actors.model_source import resolve_model
 from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.reference import assert_greedy, load_reference
-from tests.store_cell import eventually, get
 from tests.worker_cell import worker_cell
 
 pytestmark = pytest.mark.cluster
@@ -34,10 +31,6 @@ def cell(ray_cluster: None) -> Iterator[FlowClient]:
         yield client
 
 
-def stats(cell: FlowClient, role: Role) -> list[dict[str, Any]]:
-    return [get(address_of(member).actor.stats.remote()) for member in cell.members if member.role == role]
-
-
 def ask(cell: FlowClient, worker: int, prompts: Sequence[tuple[int, ...]]) -> list[FlowAnswer]:
     """Of one prefill worker; right answers. On return nothing is held any more."""
     prefill = [member for member in cell.members if member.role == "prefill"]
@@ -45,11 +38,7 @@ def ask(cell: FlowClient, worker: int, prompts: Sequence[tuple[int, ...]]) -> li
     answers = replace(cell, members=(prefill[worker], *decode)).run(prompts, greedy(ANSWER), together=True)
     assert_greedy(load_reference(resolve_model(MODEL).path), prompts, [answer.tokens for answer in answers])
 
-    def is_free() -> bool:
-        held = [each for role in ROLES for each in stats(cell, role)]
-        return not sum(each["live_blocks"] + each["live_requests"] + each["tracked_requests"] for each in held)
-
-    eventually(is_free)
+    cell.wait_free()
     return answers
 
 
@@ -60,19 +49,19 @@ def test_every_prefill_worker_computes_a_prompt_itself_and_decode_computes_none(
         assert [answer.cached_tokens for answer in ask(cell, worker, prompts)] == [0, 0, 0]
     # What a worker has computed it finds in its own pool.
     assert [answer.cached_tokens for answer in ask(cell, 1, prompts)] == in_full_blocks
-    computed = [each["computed_prompt_tokens"] for each in stats(cell, "prefill")]
+    computed = [each["computed_prompt_tokens"] for each in cell.stats("prefill")]
     assert computed == [sum(map(len, prompts)), 2 * sum(map(len, prompts)) - sum(in_full_blocks)]
-    assert [each["fetched_tokens"] for each in stats(cell, "prefill")] == [0, 0]
-    (decode,) = stats(cell, "decode")
+    assert [each["fetched_tokens"] for each in cell.stats("prefill")] == [0, 0]
+    (decode,) = cell.stats("decode")
     assert (decode["computed_prompt_tokens"], decode["recomputed_tokens"]) == (0, 0)
     assert decode["fetched_tokens"] > 0
-    assert all(each["store_misses"] == {} for role in ROLES for each in stats(cell, role))
+    assert all(each["store_misses"] == {} for each in cell.stats())
 
 
 def test_an_answer_is_not_stored_and_the_next_turn_computes_it(cell: FlowClient) -> None:
     first = make_prompt(2 * BLOCK, seed=7, vocab=250)
     (answer,) = ask(cell, 0, [first])
-    (decode,) = stats(cell, "decode")
+    (decode,) = cell.stats("decode")
     assert (decode["published_answer_blocks"], decode["unpublished_answers"]) == (0, 0)
     (again,) = ask(cell, 0, [(*first, *answer.tokens, 5)])
     assert again.cached_tokens == 2 * BLOCK

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 
-from actors.addresses import address_of
 from actors.engine.config import EngineConfig
 from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.reference import FAMILIES, assert_greedy, load_reference, make_model
-from tests.running_app import wait_until
 from tests.worker_cell import worker_cell
 
 pytestmark = pytest.mark.cluster
@@ -37,16 +33,6 @@ def cell(ray_cluster: None, folder: Path) -> Iterator[FlowClient]:
         yield cell
 
 
-def stats(cell: FlowClient) -> list[dict[str, Any]]:
-    answers: list[dict[str, Any]] = ray.get([address_of(m).actor.stats.remote() for m in cell.members], timeout=30)
-    return answers
-
-
-def wait_free(cell: FlowClient) -> None:
-    names = ("live_blocks", "live_requests", "tracked_requests")
-    wait_until(lambda: not any(each[name] for each in stats(cell) for name in names), 10.0, "something is still held")
-
-
 def ask(cell: FlowClient, worker: int, *prompts: tuple[int, ...], max_tokens: int) -> list[FlowAnswer]:
     return replace(cell, members=(cell.members[worker],)).run(prompts, greedy(max_tokens), together=True)
 
@@ -54,12 +40,12 @@ def ask(cell: FlowClient, worker: int, *prompts: tuple[int, ...], max_tokens: in
 def test_prompts_and_answers_are_found_by_the_other_worker(cell: FlowClient, folder: Path) -> None:
     prompts = [make_prompt(length, length) for length in (15, 16, 17, 63, 64, 65, 150, 200)]
     first = ask(cell, 0, *prompts, max_tokens=21)
-    wait_free(cell)
+    cell.wait_free()
     chats = [
         (*prompt, *answer.tokens, *make_prompt(9, 1)) for prompt, answer in zip(prompts, first, strict=True)
     ]  # fmt: skip
     second = ask(cell, 1, *chats, max_tokens=4)
-    wait_free(cell)
+    cell.wait_free()
     # The KV of an answer's last token was not computed.
     assert [answer.cached_tokens for answer in second] == [(len(prompt) + 20) // BLOCK * BLOCK for prompt in prompts]
     reference = load_reference(folder)
@@ -69,14 +55,14 @@ def test_prompts_and_answers_are_found_by_the_other_worker(cell: FlowClient, fol
 
 def test_a_prompt_is_found_before_its_answer_has_ended(cell: FlowClient) -> None:
     """Nothing is published at this answer's end, since it fills no block: what is found was given away before."""
-    before = [each["early_published_blocks"] for each in stats(cell)]
+    before = [each["early_published_blocks"] for each in cell.stats()]
     prompt = make_prompt(3 * BLOCK + 3, 300)
     ask(cell, 1, prompt, max_tokens=2)
-    wait_free(cell)
-    assert [each["early_published_blocks"] for each in stats(cell)] == [before[0], before[1] + 3]
+    cell.wait_free()
+    assert [each["early_published_blocks"] for each in cell.stats()] == [before[0], before[1] + 3]
     (answer,) = ask(cell, 0, prompt, max_tokens=2)
     assert answer.cached_tokens == 3 * BLOCK
-    wait_free(cell)
+    cell.wait_free()
 
 
 def test_workers_that_share_nothing_need_no_store(ray_cluster: None, folder: Path) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 
-from actors.addresses import address_of
 from actors.engine.config import EngineConfig
 from migrate.load import Role
 from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.reference import FAMILIES, assert_greedy, load_reference, make_model
-from tests.running_app import wait_until
 from tests.worker_cell import worker_cell
 
 pytestmark = pytest.mark.cluster
@@ -39,23 +36,6 @@ def cell(ray_cluster: None, folder: Path) -> Iterator[FlowClient]:
         yield cell
 
 
-def stats(cell: FlowClient, role: Role) -> list[dict[str, Any]]:
-    members = [member for member in cell.members if member.role == role]
-    answers: list[dict[str, Any]] = ray.get([address_of(m).actor.stats.remote() for m in members], timeout=30)
-    return answers
-
-
-def wait_free(cell: FlowClient, limit_s: float = 10.0) -> None:
-    """Until nothing is held for any request, publications included."""
-    names = ("live_blocks", "live_requests", "tracked_requests")
-    roles: tuple[Role, ...] = ("prefill", "decode")
-
-    def is_free() -> bool:
-        return not any(each[name] for role in roles for each in stats(cell, role) for name in names)
-
-    wait_until(is_free, limit_s, "something is still held")
-
-
 def over_prefill_worker(cell: FlowClient, number: int) -> FlowClient:
     prefill = [member for member in cell.members if member.role == "prefill"]
     return replace(cell, members=(prefill[number], *(m for m in cell.members if m.role == "decode")))
@@ -70,7 +50,7 @@ def ask(cell: FlowClient, prompts: Sequence[Sequence[int]], lengths: Sequence[in
 def test_the_next_turn_finds_prompt_and_answer_on_any_prefill_worker(cell: FlowClient, folder: Path) -> None:
     first = [make_prompt(prompt, seed) for seed, (prompt, _) in enumerate(TURNS)]
     answers = ask(over_prefill_worker(cell, 0), first, [answer for _, answer in TURNS])
-    wait_free(cell)
+    cell.wait_free()
     reference = load_reference(folder)
     assert_greedy(reference, first, [answer.tokens for answer in answers])
     # The KV of a turn's last token is computed with the next turn.
@@ -83,22 +63,22 @@ def test_the_next_turn_finds_prompt_and_answer_on_any_prefill_worker(cell: FlowC
         known = [(prompt + answer - missing) // BLOCK * BLOCK for prompt, answer in TURNS]
         assert [answer.cached_tokens for answer in again] == known
         assert_greedy(reference, second, [answer.tokens for answer in again])
-    wait_free(cell)
+    cell.wait_free()
 
 
 def test_decode_workers_publish_only_what_the_store_has_not(cell: FlowClient) -> None:
     prompt = make_prompt(3 * BLOCK + 4, 50)
-    before = sum(each["published_answer_blocks"] for each in stats(cell, "decode"))
+    before = sum(each["published_answer_blocks"] for each in cell.stats("decode"))
     for _ in range(2):  # the second time everything is there
         ask(cell, [prompt], [2 * BLOCK])
-        wait_free(cell)
-        assert sum(each["published_answer_blocks"] for each in stats(cell, "decode")) == before + 2
+        cell.wait_free()
+        assert sum(each["published_answer_blocks"] for each in cell.stats("decode")) == before + 2
 
 
 def test_answers_beyond_the_pool_are_all_right_and_leave_no_block(cell: FlowClient, folder: Path) -> None:
     prompts = [make_prompt(50 + seed, 100 + seed) for seed in range(24)]
     answers = ask(cell, prompts, [100] * len(prompts))
-    wait_free(cell)
+    cell.wait_free()
     assert_greedy(load_reference(folder), prompts, [answer.tokens for answer in answers])
     assert ray.get(cell.directory.stats.remote(), timeout=30)["num_puts"] == 0
 
@@ -108,10 +88,10 @@ def test_a_store_that_is_full_and_then_dead_changes_nothing_for_clients(ray_clus
     prompts = [make_prompt(40 + seed, seed) for seed in range(8)]
     with worker_cell(str(folder), roles, ENGINE, store_bytes=0) as cell:
         full = ask(cell, prompts[:4], [40] * 4)
-        wait_free(cell)
+        cell.wait_free()
         ray.kill(cell.store)
         dead = ask(cell, prompts[4:], [40] * 4)
-        wait_free(cell)
+        cell.wait_free()
         assert_greedy(load_reference(folder), prompts, [answer.tokens for answer in full + dead])
-        (decode,) = stats(cell, "decode")
+        (decode,) = cell.stats("decode")
         assert (decode["published_answer_blocks"], decode["unpublished_answers"]) == (0, len(prompts))
