@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from load_tests.client import first_model
-from load_tests.measured_run import LoadOptions, Row, measure, report_progress, warm_up
+from load_tests.ending import ending_kept
+from load_tests.measured_run import SEEDS_PER_ROUND, LoadOptions, Row, measure, report_progress, warm_up
 from load_tests.paired_ratio import RATIO_COLUMNS, paired_ratio
 from load_tests.processes import ServerProcesses
 from load_tests.run_tables import markdown_table, number, shown_figures
-from load_tests.server_process import ServerFailedError, ServerProcess, ServerSpec
+from load_tests.server_process import ServerProcess, ServerSpec
 from load_tests.worker_work import CountersError, WorkerWork, ask_work
 from load_tests.workloads import Workload
-
-_SEEDS_PER_ROUND = 1000
 
 
 @dataclass(slots=True)
@@ -64,22 +63,17 @@ def compare(
     reason in it. `by_worker`: of servers in Ray sessions of their own, what each worker did is asked and reported.
     `turn_about`: every other round takes the servers in reverse order, so that none always comes after the other."""
     comparison = Comparison(tuple(spec.name for spec in specs))
-    try:
+    with ending_kept(comparison, CountersError):
         for round_number in range(rounds):
             for spec in reversed(specs) if turn_about and round_number % 2 else specs:
                 report_progress(f"round {round_number + 1} of {rounds}: starting {spec.name}")
                 with ServerProcess(spec, start_limit_s=start_limit_s) as server:
-                    base_seed = seed + round_number * _SEEDS_PER_ROUND
+                    base_seed = seed + round_number * SEEDS_PER_ROUND
                     read_work = _reader_of(server) if by_worker and spec.own_ray_session else None
                     coroutine = _measure_mode(spec, server, workloads, base_seed, options, attempts, read_work)
                     comparison.rows.extend(
                         {"mode": spec.name, "round": round_number, **row} for row in asyncio.run(coroutine)
                     )
-    except (ServerFailedError, ConnectionError, CountersError) as error:
-        comparison.failure = str(error)
-        report_progress(comparison.failure)
-    except SystemExit as ended:
-        comparison.failure, comparison.exit_code = "it was told to end", int(ended.code or 0)
     return comparison
 
 

@@ -19,8 +19,9 @@ from load_tests.command_line import (
     workloads_from,
 )
 from load_tests.comparison import Comparison, compare, ratio_table
+from load_tests.ending import exit_on_sigterm
 from load_tests.run_tables import cpu_table, median_table, medians
-from load_tests.server_process import ServerSpec, exit_on_sigterm
+from load_tests.server_process import ServerSpec
 
 Judge = Callable[[Comparison], tuple[str, list[dict[str, Any]]]]
 """What follows from a comparison, as a table and as records."""

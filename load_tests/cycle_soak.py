@@ -24,7 +24,7 @@ from load_tests.driver import clock_s
 from load_tests.gaps_around import longest_silence_s
 from load_tests.metrics import summarise
 from load_tests.moves_there_and_back import rounds
-from load_tests.moving_program import MovingResult, parser_of, run_program
+from load_tests.moving_program import MovingResult, run_program, steady_parser_of
 from load_tests.moving_run import Fleet
 from load_tests.run_tables import markdown_table, number
 from migrate.moves import Move
@@ -32,7 +32,7 @@ from migrate.moves import Move
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1, or 2 when the options are wrong."""
-    parser = parser_of("load_tests.cycle_soak", __doc__ or "")
+    parser = steady_parser_of("load_tests.cycle_soak", __doc__ or "")
     parser.set_defaults(dwell_s=0.5)
     parser.add_argument(
         "--duration-s", type=float, default=600.0, help="at least one round is made (default %(default)s)"

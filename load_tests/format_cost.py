@@ -30,17 +30,17 @@ from load_tests.answer_forms import FREE_TEXT, KINDS, MOST_OUTPUT_TOKENS, FormEr
 from load_tests.client import first_model
 from load_tests.command_line import add_save_options, save, seed_from
 from load_tests.cpu_time import LOAD_GENERATOR
-from load_tests.measured_run import LoadOptions, Row, measure, report_progress, warm_up
+from load_tests.ending import ending_kept, exit_on_sigterm
+from load_tests.measured_run import SEEDS_PER_ROUND, LoadOptions, Row, measure, report_progress, warm_up
 from load_tests.paired_ratio import RATIO_COLUMNS, paired_ratio
 from load_tests.processes import ServerProcesses
 from load_tests.run_tables import markdown_table, number
-from load_tests.server_process import ServerFailedError, ServerProcess, ServerSpec, exit_on_sigterm, serve_config
+from load_tests.server_process import ServerProcess, ServerSpec, serve_config
 from load_tests.workloads import Workload
 
 PARTS = ("server", "workers", "ingress", "other")
 """The first is all of it."""
 _SIDES = ("prompt_tokens", "output_tokens")
-_SEEDS_PER_ROUND = 1000
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ async def measure_kinds(
             kind_options = _options_of(kind, options)
             async with kind_options.client(base_url, model) as client:
                 for attempt in range(attempts):
-                    run_seed = seed + round_number * _SEEDS_PER_ROUND + attempt
+                    run_seed = seed + round_number * SEEDS_PER_ROUND + attempt
                     # The name is among what prompts are drawn from.
                     result = await measure(client, replace(shape, name=kind), run_seed, kind_options, processes)
                     row: Row = {"kind": kind, "round": round_number, **result.as_row()}
@@ -124,29 +124,23 @@ def measure_server(
     """Starts the server, sees that it gives answers of every kind, and measures. A server that fails, or SystemExit,
     ends it, with the runs made so far and the reason."""
     cost = FormatCost()
-    try:
-        with ServerProcess(spec) as server:
-            model = asyncio.run(first_model(spec.base_url))
-            asyncio.run(check_forms(spec.base_url, model))
-            processes = ServerProcesses(root_pids=(server.pid,))
-            asyncio.run(
-                measure_kinds(
-                    cost,
-                    spec.base_url,
-                    model,
-                    processes,
-                    shape,
-                    rounds=rounds,
-                    seed=seed,
-                    options=options,
-                    attempts=attempts,
-                )
+    with ending_kept(cost, FormError), ServerProcess(spec) as server:
+        model = asyncio.run(first_model(spec.base_url))
+        asyncio.run(check_forms(spec.base_url, model))
+        processes = ServerProcesses(root_pids=(server.pid,))
+        asyncio.run(
+            measure_kinds(
+                cost,
+                spec.base_url,
+                model,
+                processes,
+                shape,
+                rounds=rounds,
+                seed=seed,
+                options=options,
+                attempts=attempts,
             )
-    except (ServerFailedError, ConnectionError, FormError) as error:
-        cost.failure = str(error)
-        report_progress(cost.failure)
-    except SystemExit as ended:
-        cost.failure, cost.exit_code = "it was told to end", int(ended.code or 0)
+        )
     return cost
 
 

@@ -17,6 +17,9 @@ from load_tests.request_record import RequestRecord
 from load_tests.worker_work import WorkerWork, work_between, work_figures
 from load_tests.workloads import DEFAULT_TOKEN_IDS, PlannedRequest, PromptKind, Workload, draw_priming, draw_requests
 
+SEEDS_PER_ROUND = 1000
+"""Seeds of two rounds are so far apart: an attempt, or a workload, takes the next one."""
+
 Row = dict[str, Any]
 """One run as it is printed and saved: flat, but for the CPU time by process label."""
 

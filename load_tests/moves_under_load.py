@@ -25,7 +25,7 @@ from typing import Any
 from load_tests.gaps_around import Gap, GapsAround, gaps_around, gaps_of
 from load_tests.metrics import distribution, summarise
 from load_tests.moves_there_and_back import there_and_back
-from load_tests.moving_program import MovingResult, parser_of, run_program
+from load_tests.moving_program import MovingResult, run_program, steady_parser_of
 from load_tests.moving_run import Fleet, Observed
 from load_tests.run_tables import markdown_table, number
 from migrate.moves import Move
@@ -35,7 +35,7 @@ _MIB = 2**20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1, or 2 when the options are wrong."""
-    parser = parser_of("load_tests.moves_under_load", __doc__ or "")
+    parser = steady_parser_of("load_tests.moves_under_load", __doc__ or "")
     parser.add_argument("--moves", type=int, default=50, help="an even number: half of them back (default %(default)s)")
     parser.add_argument(
         "--window-s", type=float, default=2.0, help="of tokens before and after a move (default %(default)s)"

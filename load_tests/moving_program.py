@@ -41,8 +41,14 @@ class MovingResult:
         return [record.error for record in (*self.records, *self.unmoved) if record.error is not None]
 
 
+APPLICATION_ERRORS = (
+    ConnectionError, NotFitError, BadRequestError, RefusedError, UnreachableError, MovesStuckError,
+)  # fmt: skip
+"""Of an application that does not do as it should, or is not one whose moves can be measured."""
+
+
 def parser_of(module: str, doc: str) -> argparse.ArgumentParser:
-    """With the options that all have."""
+    """With the options that all programs have which order moves."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,25 +56,31 @@ def parser_of(module: str, doc: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-source",
         default="HuggingFaceTB/SmolLM2-135M-Instruct",
-        help="what `model` of the application's configuration says: its layers are moved, and it judges answers that "
-        "differ (default %(default)s)",
+        help="what `model` of the application's configuration says: its modules are moved, and it judges answers "
+        "where some are to be judged (default %(default)s)",
     )
+    add_token_ids_option(parser)
+    parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is reported")
+    parser.add_argument("--move-limit-s", type=float, default=120.0, help="for one move (default %(default)s)")
+    parser.add_argument(
+        "--api-key-env", default="OPENAI_API_KEY", help="environment variable with the key, if it is set"
+    )
+    add_save_options(parser)
+    return parser
+
+
+def steady_parser_of(module: str, doc: str) -> argparse.ArgumentParser:
+    """With the options of a steady load besides, for `run_program`."""
+    parser = parser_of(module, doc)
     parser.add_argument("--in-flight", type=int, default=8, help="requests at a time (default %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=256, help="default %(default)s")
     parser.add_argument("--output-tokens", type=int, default=64, help="default %(default)s")
-    add_token_ids_option(parser)
-    parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is reported")
     parser.add_argument("--settle-s", type=float, default=5.0, help="load before the first move (default %(default)s)")
     parser.add_argument("--dwell-s", type=float, default=2.0, help="load between moves (default %(default)s)")
     parser.add_argument(
         "--attempts", type=int, default=10, help="tries of a move for which there is no room (default %(default)s)"
     )
-    parser.add_argument("--move-limit-s", type=float, default=120.0, help="for one move (default %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=300.0, help="for one request (default %(default)s)")
-    parser.add_argument(
-        "--api-key-env", default="OPENAI_API_KEY", help="environment variable with the key, if it is set"
-    )
-    add_save_options(parser)
     return parser
 
 
@@ -96,7 +108,7 @@ async def run_program(
     load = SteadyLoad(shape, options.in_flight, seed, range(*options.token_ids))
     try:
         result = await _run(options, load, moves)
-    except (ConnectionError, NotFitError, BadRequestError, RefusedError, UnreachableError, MovesStuckError) as error:
+    except APPLICATION_ERRORS as error:
         report_progress(str(error))
         return 1
     tables, figures, is_good = report(result, options)

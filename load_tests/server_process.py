@@ -20,8 +20,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import NoReturn
+from types import TracebackType
 
 import psutil  # type: ignore[import-untyped]
 
@@ -72,12 +71,6 @@ def server_command(name: str, command_line: str, base_url: str) -> ServerSpec:
     if not command:
         raise ValueError(f"mode {name!r}: the command line is empty")
     return ServerSpec(name, command, base_url)
-
-
-def exit_on_sigterm() -> None:
-    """From now on SIGTERM raises SystemExit, once: its default action would end this process and leave its server
-    behind."""
-    signal.signal(signal.SIGTERM, _exit_on_signal)
 
 
 class ServerProcess:
@@ -214,12 +207,6 @@ class ServerProcess:
             except psutil.NoSuchProcess:
                 continue
         return alive
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    # Once is enough: the way out ends the server and must not be cut short.
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def _session_of(pid: int) -> int | None:

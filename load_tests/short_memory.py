@@ -24,16 +24,16 @@ from typing import Any
 
 from load_tests.arrivals import closed_loop
 from load_tests.client import CompletionClient, first_model
-from load_tests.command_line import add_save_options, add_token_ids_option, save, seed_from
+from load_tests.command_line import save, seed_from
 from load_tests.measured_run import report_progress, send_all
 from load_tests.metrics import summarise
+from load_tests.moving_program import APPLICATION_ERRORS, parser_of
 from load_tests.moving_run import Fleet, NotFitError, fleet_of
-from load_tests.ordered_move import Desk, MovesStuckError
+from load_tests.ordered_move import Desk
 from load_tests.request_record import RequestRecord
 from load_tests.run_tables import markdown_table, number
 from load_tests.worker_work import CountersError, ask_work, work_between
 from load_tests.workloads import Workload, draw_requests
-from migrate.ctl.client import BadRequestError, RefusedError, UnreachableError
 from migrate.moves import HeadMove
 
 AT_HOME, HEADS_AWAY = "all at home", "heads away"
@@ -101,9 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report_progress(f"seed {seed}")
     try:
         rows = asyncio.run(measure(options, seed))
-    except (
-        ConnectionError, NotFitError, CountersError, BadRequestError, RefusedError, UnreachableError, MovesStuckError,
-    ) as error:  # fmt: skip
+    except (*APPLICATION_ERRORS, CountersError) as error:
         report_progress(str(error))
         return 1
     most_by_heads = {heads: sustained(rows, heads) for heads in _places(rows)}
@@ -165,32 +163,15 @@ def _places(rows: Sequence[Row]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m load_tests.short_memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("base_url", help="server address without /v1, e.g. http://127.0.0.1:8000")
+    parser = parser_of("load_tests.short_memory", __doc__ or "")
     parser.add_argument("--static", action="store_true", help="nothing moves in this application: the first half only")
-    parser.add_argument(
-        "--model-source",
-        default="HuggingFaceTB/SmolLM2-135M-Instruct",
-        help="what `model` of the application's configuration says (default %(default)s)",
-    )
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], help="default %(default)s")
     parser.add_argument("--rounds", type=int, default=2, help="requests a place in flight (default %(default)s)")
     parser.add_argument("--heads", type=int, default=1, help="KV heads that move, of each layer (default %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=3000, help="default %(default)s")
     parser.add_argument("--output-tokens", type=int, default=256, help="default %(default)s")
-    add_token_ids_option(parser)
-    parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is reported")
     parser.add_argument("--ray-address", default="auto", help="of the application's cluster (default %(default)s)")
-    parser.add_argument("--move-limit-s", type=float, default=120.0, help="for one move (default %(default)s)")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="for one request (default %(default)s)")
-    parser.add_argument(
-        "--api-key-env", default="OPENAI_API_KEY", help="environment variable with the key, if it is set"
-    )
-    add_save_options(parser)
     return parser
 
 
