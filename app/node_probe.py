@@ -88,30 +88,25 @@ class GroupMember:
             return f"{address}:{probe.getsockname()[1]}"
 
     def sum_of_ranks(self, rank: int, num_ranks: int, address: str, backend: str, timeout_s: float) -> float:
-        """See `sum_of_ranks`."""
-        return sum_of_ranks(rank, num_ranks, address, backend, timeout_s)
+        """Joins the group, and adds up their ranks over the network. Raises what torch raises."""
+        import torch
+        from torch import distributed
 
-
-def sum_of_ranks(rank: int, num_ranks: int, address: str, backend: str, timeout_s: float) -> float:
-    """Joins a group of processes, one a node, and adds up their ranks over the network. Raises what torch raises."""
-    import torch
-    from torch import distributed
-
-    device = "cuda" if backend == "nccl" else "cpu"
-    distributed.init_process_group(
-        backend,
-        init_method=f"tcp://{address}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-    try:
-        total = torch.full((1,), float(rank), device=device)
-        distributed.all_reduce(total)
-        return float(total.item())
-    finally:
-        with contextlib.suppress(RuntimeError):  # a member that is gone; what went wrong is on its way already
-            distributed.destroy_process_group()
+        device = "cuda" if backend == "nccl" else "cpu"
+        distributed.init_process_group(
+            backend,
+            init_method=f"tcp://{address}",
+            rank=rank,
+            world_size=num_ranks,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+        try:
+            total = torch.full((1,), float(rank), device=device)
+            distributed.all_reduce(total)
+            return float(total.item())
+        finally:
+            with contextlib.suppress(RuntimeError):  # a member that is gone; what went wrong is on its way already
+                distributed.destroy_process_group()
 
 
 def _versions() -> dict[str, str]:
