@@ -48,17 +48,32 @@ class WorkerMessage:
     session: int = 0
     """Another number than in the message before: the worker took the ingress for dead and freed its requests."""
 
-    def __reduce__(self) -> tuple[Callable[[bytes], WorkerMessage], tuple[bytes]]:
+    def to_bytes(self) -> bytes:
+        """The message as bytes."""
         events = [_event_values(event) for event in self.events]
-        return _unpacked, (pickle.dumps((events, self.hand_overs, self.load, self.session), pickle.HIGHEST_PROTOCOL),)
+        return pickle.dumps((events, self.hand_overs, self.load, self.session), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def from_bytes(cls, packed: bytes) -> WorkerMessage:
+        """What `to_bytes` gave. It is unpickled, so it must come from a worker."""
+        events, hand_overs, load, session = pickle.loads(packed)
+        return cls([TokenEvent(*values) for values in events], hand_overs, load, session)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], WorkerMessage], tuple[bytes]]:
+        return WorkerMessage.from_bytes, (self.to_bytes(),)
 
 
 _event_values: Callable[[TokenEvent], tuple[Any, ...]] = attrgetter(*(each.name for each in fields(TokenEvent)))
 
 
-def _unpacked(packed: bytes) -> WorkerMessage:
-    events, hand_overs, load, session = pickle.loads(packed)
-    return WorkerMessage([TokenEvent(*values) for values in events], hand_overs, load, session)
+@dataclass(frozen=True, slots=True)
+class LineAddress:
+    """Where a worker waits for ingresses (`actors.direct_line`)."""
+
+    host: str
+    port: int
+    key: bytes = field(repr=False)
+    """Known inside the application only, where Ray carries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +92,5 @@ class WorkerFacts:
     backend: str
     """Name of the attention backend. For people, as is the next."""
     device: str
+    line: LineAddress | None = None
+    """Where an ingress may ask for news without Ray."""

@@ -21,6 +21,7 @@ import ray
 from ray.util import get_node_ip_address
 
 from actors.addresses import StoreAddress
+from actors.direct_line import LineServer
 from actors.engine.config import EngineConfig
 from actors.messages import Submission, WorkerFacts, WorkerMessage
 from actors.model_source import resolve_model
@@ -101,6 +102,8 @@ class Worker:
         )
         # A turn without work, so that the first report does not wait for the first request.
         await asyncio.wrap_future(self._thread.call(lambda _: None))
+        self._lines = LineServer(self.collect)
+        self._line_address = await self._lines.start(get_node_ip_address())  # type: ignore[no-untyped-call]
         self._metrics = RayExporter()
         self._housekeeper = asyncio.create_task(self._keep_house())
 
@@ -116,6 +119,7 @@ class Worker:
             eos_token_ids=loaded.spec.eos_token_ids,
             backend=loaded.backend_name,
             device=str(loaded.arena.pages.device),
+            line=self._line_address,
         )
 
     async def use_store(self, store: StoreAddress) -> None:
@@ -167,6 +171,7 @@ class Worker:
         if self._moves is not None:
             await asyncio.to_thread(self._moves.close)
         await asyncio.to_thread(self._thread.stop)
+        self._lines.close()
 
     async def check_health(self, stall_timeout_s: float) -> None:
         """Raises RuntimeError when a turn of the engine takes longer than that, its thread ended, or its books do not

@@ -1,4 +1,8 @@
-"""An ingress replica's line to one worker: an open `collect` call, and the requests that wait for its tokens."""
+"""An ingress replica's line to one worker: an open question for news, and the requests that wait for its tokens.
+
+The question is asked over a socket (`actors.direct_line`), or through Ray where a socket cannot be had. Everything else
+goes through Ray: once a request, it does not cost much.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from dataclasses import replace
 from ray.exceptions import RayError, RayTaskError
 
 from actors.addresses import address_of
+from actors.direct_line import DirectLine
 from actors.engine.request import FINISH_ERROR, TokenEvent
 from actors.messages import HandOver, Submission, WorkerMessage
 from app.progress import Progress
@@ -19,7 +24,7 @@ from migrate.load import WorkerLoad
 from migrate.roster import Member
 
 COLLECT_TIMEOUT_S = 2.0
-"""How long one call stays open when there is nothing to say; loads are reported at least this often."""
+"""How long one question stays open when there is nothing to say; loads are reported at least this often."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -48,9 +53,11 @@ class WorkerLink:
         self.member = member
         self.load: WorkerLoad | None = None
         self.progress = Progress(asyncio.get_running_loop().time())
-        self._handle = address_of(member).actor
-        # An owner of its own for each line: an earlier line to the same worker may have left a call open there, which
-        # would be given the messages meant for this one.
+        address = address_of(member)
+        self._handle = address.actor
+        self._line_address = address.facts.line
+        # An owner of its own for each line: an earlier line to the same worker may have left a question open there,
+        # which would be given the messages meant for this one.
         self._owner = f"{owner}/{secrets.token_hex(4)}"
         self._session: int | None = None
         self._on_load = on_load
@@ -110,14 +117,37 @@ class WorkerLink:
 
     async def _poll(self) -> None:
         try:
-            while True:
-                message: WorkerMessage = await self._handle.collect.remote(self._owner, COLLECT_TIMEOUT_S)
-                self._take(message)
-        except RayError as error:
+            line = await self._connect()
+            if line is None:
+                while True:
+                    self._take(await self._handle.collect.remote(self._owner, COLLECT_TIMEOUT_S))
+            try:
+                while True:
+                    self._take(await line.collect(COLLECT_TIMEOUT_S))
+            finally:
+                line.close()
+        except (RayError, OSError) as error:
             self._lose(error)
         except Exception as error:  # a defect of ours; a line that nobody listens to must not look alive
             logger.exception("the line to worker %s broke", self.worker_id)
             self._lose(error)
+
+    async def _connect(self) -> DirectLine | None:
+        """None when there is no way but Ray's. That one also says whether the worker is alive at all."""
+        if self._line_address is None:
+            return None
+        try:
+            return await DirectLine.connect(self._line_address, self._owner)
+        except OSError as error:
+            logger.warning(
+                "no line to worker %s at %s:%d (%s: %s): its tokens go through Ray, which costs more",
+                self.worker_id,
+                self._line_address.host,
+                self._line_address.port,
+                type(error).__name__,
+                error,
+            )
+            return None
 
     def _take(self, message: WorkerMessage) -> None:
         if self._session not in (None, message.session):

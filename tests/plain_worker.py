@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from actors.addresses import WorkerAddress
+from actors.direct_line import LineServer
 from actors.engine.request import TokenEvent
-from actors.messages import Submission, WorkerFacts, WorkerMessage
+from actors.messages import LineAddress, Submission, WorkerFacts, WorkerMessage
 from actors.outbox import Outbox
 from kv.layout import KvLayout
 from migrate.load import Role, WorkerLoad
@@ -45,11 +46,18 @@ class PlainWorker:
         self.answers_submit.set()
         self.fails_submit: Exception | None = None
         self._death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lines = LineServer(self._collect)
+        self.line_address: LineAddress | None = None
+        """Set by `wait_for_lines`, or to one where it does not wait."""
         self.submit, self.abort, self.collect = map(_Method, (self._submit, self._abort, self._collect))
+
+    async def wait_for_lines(self) -> None:
+        """Its members can be asked over a socket from now on."""
+        self.line_address = await self.lines.start("127.0.0.1")
 
     def member(self) -> Member:
         layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=8, block_tokens=BLOCK_TOKENS, dtype="float32")
-        facts = WorkerFacts(layout, b"", BLOCKS * BLOCK_TOKENS, BLOCKS, 260, (), "torch", "cpu")
+        facts = WorkerFacts(layout, b"", BLOCKS * BLOCK_TOKENS, BLOCKS, 260, (), "torch", "cpu", self.line_address)
         return Member(
             self.worker_id, 0, self.role, "node", b"", BLOCK_TOKENS, BLOCKS, BLOCKS * BLOCK_TOKENS,
             WorkerAddress(self, facts),
@@ -63,6 +71,7 @@ class PlainWorker:
     def die(self, error: Exception) -> None:
         """Every call fails from now on, those that are open included."""
         self._death.set_exception(error)
+        self.lines.close()
 
     async def _submit(self, submissions: Sequence[Submission]) -> None:
         await self._unless_dead(asyncio.sleep(0))

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
@@ -16,17 +17,42 @@ def submission(name: str) -> Submission:
     return Submission(EngineRequest(name, (1, 2, 3), SamplingParams(max_tokens=8), owner="whoever"))
 
 
-def run(body: Callable[[PlainWorker, WorkerLink, list[WorkerLink]], Awaitable[None]]) -> None:
-    async def limited() -> None:
+Body = Callable[[PlainWorker, WorkerLink, list[WorkerLink]], Awaitable[None]]
+
+
+async def through_ray(_: PlainWorker) -> None:
+    return
+
+
+async def over_a_socket(worker: PlainWorker) -> None:
+    await worker.wait_for_lines()
+
+
+async def where_nobody_waits(worker: PlainWorker) -> None:
+    await worker.wait_for_lines()
+    worker.lines.close()
+
+
+async def with_another_key(worker: PlainWorker) -> None:
+    await worker.wait_for_lines()
+    assert worker.line_address is not None
+    worker.line_address = replace(worker.line_address, key=bytes(32))
+
+
+def run(body: Body, ways: Sequence[Callable[[PlainWorker], Awaitable[None]]] = (through_ray, over_a_socket)) -> None:
+    async def limited(prepare: Callable[[PlainWorker], Awaitable[None]]) -> None:
         async with asyncio.timeout(30):
             worker, lost = PlainWorker(), []
+            await prepare(worker)
             link = WorkerLink(worker.member(), "ingress", lambda _: None, lost.append)
             try:
                 await body(worker, link, lost)
             finally:
                 link.stop()
+                worker.lines.close()
 
-    asyncio.run(limited())
+    for way in ways:
+        asyncio.run(limited(way))
 
 
 def test_events_go_to_the_request_they_are_of() -> None:
@@ -42,6 +68,36 @@ def test_events_go_to_the_request_they_are_of() -> None:
         assert isinstance(await queues[0].get(), HandOver)
 
     run(body)
+
+
+def test_a_worker_to_which_there_is_no_line_is_asked_through_ray() -> None:
+    async def body(worker: PlainWorker, link: WorkerLink, lost: list[WorkerLink]) -> None:
+        queue = await link.submit(submission("a"))
+        worker.give(5)
+        event = await queue.get()
+        assert isinstance(event, TokenEvent)
+        assert event.token_id == 5
+        assert lost == []
+
+    run(body, [where_nobody_waits, with_another_key])
+
+
+def test_a_line_that_breaks_is_a_lost_worker_though_it_may_live() -> None:
+    async def body(worker: PlainWorker, link: WorkerLink, lost: list[WorkerLink]) -> None:
+        queue = await link.submit(submission("a"))
+        await until(lambda: link.load is not None)  # news that were under way may be lost with it
+        worker.lines.close()
+        assert isinstance(await queue.get(), WorkerLostError)
+        assert lost == [link]
+        again = WorkerLink(worker.member(), "ingress", lambda _: None, lambda _: None)
+        queue = await again.submit(submission("a"))
+        worker.give(6)
+        event = await queue.get()
+        assert isinstance(event, TokenEvent)
+        assert event.token_id == 6
+        again.stop()
+
+    run(body, [over_a_socket])
 
 
 def test_news_of_a_request_that_is_closed_or_aborted_is_dropped() -> None:
