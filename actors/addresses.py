@@ -29,6 +29,8 @@ class StoreAddress:
     """Handles of the `NodeStore` actors by id (their node's): what a reader may have to fetch from."""
     local_store_id: str
     """The store of the worker's own node, which pulls from it."""
+    version: int = 0
+    """Of what the control deployment has said of stores: another number when one has come or gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class ControlServer:
             )
         self._directory = DirectoryClient(self._shards)
         self._stores: dict[str, Any] = {}
+        self._stores_version = 0
         self._changed = asyncio.Condition()
         self._deaths: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._checks: set[asyncio.Task[None]] = set()
@@ -78,7 +79,8 @@ class ControlServer:
                 pull_timeout_s=self._settings.pull_timeout_s,
                 layer_groups=self._settings.layer_groups,
             )
-        return StoreAddress(self._shards, dict(self._stores), node_id)
+            self._stores_version += 1
+        return StoreAddress(self._shards, dict(self._stores), node_id, self._stores_version)
 
     async def join(self, member: Member) -> None:
         """Lets a worker in (again): from now on it is sent requests. Raises RosterError."""
@@ -94,6 +96,14 @@ class ControlServer:
             check.add_done_callback(self._checks.discard)
         elif self._roster.clear(member.worker_id, member.epoch):
             await self._tell()
+
+    async def is_well(self, worker_id: str, epoch: int, stores_version: int) -> bool:
+        """Word of a worker that has joined, which is listed again if it was suspected. False when it is to `join`
+        again: it is not known here, or stores have come or gone since it was told of version `stores_version` (0: of
+        none). Each worker says so every few seconds, so it is a call of few bytes."""
+        if self._roster.clear(worker_id, epoch):
+            await self._tell()
+        return self._roster.is_current(worker_id, epoch) and stores_version == self._stores_version
 
     async def leave(self, worker_id: str, epoch: int) -> None:
         """Takes a worker out."""
@@ -139,6 +149,7 @@ class ControlServer:
                 # Who does not know it any more could not find out; and what is listed is not stored again.
                 self._directory.drop_store(store_id)
                 del self._stores[store_id]
+                self._stores_version += 1
         gone = await asyncio.gather(*map(_is_gone, self._shards))
         if any(gone):
             raise RuntimeError(f"shard {gone.index(True)} of the directory is gone")

@@ -67,7 +67,7 @@ class WorkerServer:
         """Serve asks now and then; raising replaces the replica. Joins again, in case the roster was restarted."""
         await asyncio.wait_for(self._worker.check_health.remote(self._stall_timeout_s), self._stall_timeout_s)
         try:
-            await asyncio.wait_for(self._join(), JOIN_TIMEOUT_S)
+            await asyncio.wait_for(self._stay(), JOIN_TIMEOUT_S)
         except RosterError:
             raise  # it was taken for dead and may not come back under this name: a new replica can
         except (RayError, RayServeException, TimeoutError) as error:
@@ -79,6 +79,11 @@ class WorkerServer:
         self._control.leave.remote(self._worker_id, self._member.epoch)
         with contextlib.suppress(RayError, TimeoutError):  # it may be why this replica stops
             await asyncio.wait_for(self._worker.close.remote(), _CLOSE_TIMEOUT_S)
+
+    async def _stay(self) -> None:
+        stores_version = 0 if self._store is None else self._store.version
+        if not await self._control.is_well.remote(self._worker_id, self._member.epoch, stores_version):
+            await self._join()
 
     async def _join(self) -> None:
         """The store first: a worker without one computes what was handed over to it, and cannot free it."""
