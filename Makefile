@@ -19,6 +19,9 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
   $(shell $(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(name))))
 
 export RAY_USAGE_STATS_ENABLED ?= 0
+# What Serve does all the time, though nothing has changed: less often (docs/cluster.md, "Small machines").
+export RAY_SERVE_CONTROL_LOOP_INTERVAL_S ?= 0.5
+export RAY_SERVE_METRICS_EXPORT_INTERVAL_MS ?= 2000
 export PYTHONUNBUFFERED ?= 1
 
 .PHONY: help serve test check lint setup model proto clean

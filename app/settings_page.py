@@ -117,6 +117,12 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
         "`ingress.api_keys_file` only.",
     ),
     (
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S, RAY_SERVE_METRICS_EXPORT_INTERVAL_MS",
+        "How often Serve's controller looks at everything (0.1 s if unset), and how often replicas pass on what they "
+        "count (100 ms), though Ray reports it every 10 s. The Makefile and `deploy/` set 0.5 and 2000; for `serve "
+        "run` and `ray start` by hand see [cluster.md](cluster.md#small-machines).",
+    ),
+    (
         "OMP_NUM_THREADS",
         "Not needed: a worker computes on `engine.torch_threads` threads, whatever this says.",
     ),

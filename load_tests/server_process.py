@@ -32,6 +32,8 @@ _LOOK_EVERY_S = 2.0
 """Costs a look at every process of the machine, on the cores that are being measured."""
 _END_LIMIT_S = 5.0
 _LOG_TAIL_BYTES = 4000
+RAY_ENVIRONMENT = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5", "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000"}
+"""What users are given for Ray's processes by the Makefile and in deploy/, and nothing else."""
 _MARK = "EQUIPOISE_LOAD_TEST_SERVER"
 """In the environment of every process of a server; its value is the run's own temporary folder."""
 
@@ -59,7 +61,9 @@ def serve_config(name: str, config: str, base_url: str, overlay: str | None = No
         raise FileNotFoundError(f"mode {name!r}: there is no Serve config {config!r}; give a path to a YAML file")
     if overlay is not None and not Path(overlay).is_file():
         raise FileNotFoundError(f"mode {name!r}: there is no overlay {overlay!r}; give a path to a YAML file")
-    environment = {} if overlay is None else {OVERLAY_VARIABLE: str(Path(overlay).resolve())}
+    environment = dict(RAY_ENVIRONMENT)
+    if overlay is not None:
+        environment[OVERLAY_VARIABLE] = str(Path(overlay).resolve())
     # `--address local` starts a session even where Ray would find a running cluster by itself.
     command = (sys.executable, "-m", "ray.serve.scripts", "run", "--address", "local", config)
     return ServerSpec(name, command, base_url, own_ray_session=True, environment=environment)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from app.serve_config import read_serve_config
+from load_tests.server_process import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy"
@@ -73,3 +74,13 @@ def test_the_image_copies_what_it_installs_from() -> None:
     assert "--constraint constraints.txt" in text
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert not {"constraints.txt", "pyproject.toml", "app", "README.md"} & set(ignored)
+
+
+def test_ray_is_set_up_alike_wherever_we_start_it_load_tests_included() -> None:
+    makefile, image = ((ROOT / name).read_text() for name in ("Makefile", "deploy/Dockerfile"))
+    cluster = yaml.safe_load((FOLDER / "ray-cluster.yaml").read_text())
+    starts = [line for each in ("head", "worker") for line in cluster[f"{each}_start_ray_commands"]]
+    for name, value in RAY_ENVIRONMENT.items():
+        assert f"export {name} ?= {value}\n" in makefile
+        for line in (*re.findall(r"^ENV (.*)$", image, flags=re.M)[-1:], *starts):
+            assert f"{name}={value} " in line + " "
