@@ -17,7 +17,7 @@ import pytest
 from load_tests import compare_modes
 from load_tests.comparison import Comparison, compare, ratio_table
 from load_tests.measured_run import LoadOptions
-from load_tests.server_process import server_command
+from load_tests.server_process import RAY_ENVIRONMENT, server_command
 from load_tests.workloads import Workload
 
 SMALL = Workload("small", requests=6, unique_tokens=10, output_tokens=4)
@@ -190,4 +190,5 @@ def test_modes_keep_their_order_and_their_addresses(tmp_path: Path) -> None:
     assert (first.name, first.base_url, first.own_ray_session) == ("vllm", "http://127.0.0.1:8100", False)
     assert (second.name, second.base_url, second.own_ray_session) == ("mine", "http://127.0.0.1:8000", True)
     assert os.path.basename(second.command[-1]) == "local.yaml"
-    assert (first.environment, second.environment) == ({}, {"EQUIPOISE_OVERLAY": str(config)})
+    assert first.environment == {}
+    assert second.environment == {**RAY_ENVIRONMENT, "EQUIPOISE_OVERLAY": str(config)}
