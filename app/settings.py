@@ -87,7 +87,8 @@ class _EngineFields(SettingsBlock):
         default=None,
         gt=0,
         description="What another worker may take for its layers of a prompt's chunk, between two steps of its own "
-        "(mode balanced): chunks are made accordingly. null: as long as its own steps take.",
+        "(mode balanced): chunks are made accordingly, whatever that costs. null: as long as its own steps take, but "
+        "no chunk is so short that a token costs much more than in a longer one.",
     )
     max_context_tokens: int | None = Field(
         default=None,

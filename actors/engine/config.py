@@ -34,7 +34,8 @@ class EngineConfig:
     max_steps_in_flight: int = 2
     """Steps under way at a time where some layers lie on other workers; 1 where all are here."""
     hosted_slice_s: float | None = None
-    """What another worker may take for its layers of a prompt's chunk; None: as long as for a step of its own."""
+    """What another worker may take for its layers of a prompt's chunk; None: as long as for a step of its own, as far
+    as that pays."""
     max_context_tokens: int | None = None
     """None: the model's own limit. Never more than the KV pool holds."""
     attention: str = "auto"
