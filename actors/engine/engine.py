@@ -140,6 +140,17 @@ class Engine:
         return self.has_work and self.failure is None and self.num_in_flight < self.scheduler.max_steps_in_flight
 
     @property
+    def may_gain_rows(self) -> bool:
+        """Whether the next step is one of decodes alone, all layers at home, which others could still join."""
+        running = self.scheduler.running
+        return (
+            self._in_flight.route is None
+            and not self.scheduler.waiting
+            and len(running) < self.config.max_running_requests
+            and all(sequence.num_unscheduled <= 1 for sequence in running)
+        )
+
+    @property
     def num_in_flight(self) -> int:
         """Steps that have begun and not ended."""
         return len(self._in_flight)
