@@ -167,12 +167,13 @@ class EngineThread:
                 if engine.num_in_flight == 0:
                     calls += self._drained_inbox
                     self._drained_inbox.clear()
-                is_held, pauses = self._num_holds > 0, self._pause_s() > 0
-                may_begin = not (self._drained_inbox or is_held or pauses)
+                is_held = self._num_holds > 0
+                may_begin = not (self._drained_inbox or is_held)
             self._turn_since_s = time.monotonic()
             for call in calls:
                 self._make(call)
-            has_begun, result = self._run_steps(may_begin)
+            pauses = self._pause_s() > 0
+            has_begun, result = self._run_steps(may_begin and not pauses)
             blocked = not has_begun and result.is_empty and not (is_held or pauses)
             self._on_turn(engine, result)
             self._run_hosted()

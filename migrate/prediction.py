@@ -16,6 +16,8 @@ from migrate.utilisation import Utilisation, utilisation
 HOME_TURNS: Final = 2
 """Calls in the engine's thread of the instance's home for which a move waits while steps go on: to begin, and to hold
 the steps. See `actors/moves/layer_moves.py`."""
+TURNS_FOR_WEIGHTS: Final = 1
+"""The same for which one waits that has weights to copy, besides."""
 HOST_TURNS: Final = 1
 """The same at the host: for the grant, or to take back what it had."""
 
@@ -95,7 +97,8 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
     kv_bytes = new_lanes * copied_blocks * sizes.page_bytes
     before = {end: utilisation(fleet, end, settings) for end in ends}
     host = move.destination if move.source == move.instance else move.source
-    turns_s = HOME_TURNS * turn_s(fleet, move.instance, settings.horizon_s)
+    home_turns = HOME_TURNS + (TURNS_FOR_WEIGHTS if weight_bytes else 0)
+    turns_s = home_turns * turn_s(fleet, move.instance, settings.horizon_s)
     turns_s += HOST_TURNS * turn_s(fleet, host, settings.horizon_s)
     waiting_s = turns_s + fleet.model.waiting_s(weight_bytes + kv_bytes, max(end.compute for end in before.values()))
     return Prediction(

@@ -4,8 +4,9 @@ Before the switch, which is one call in the engine's thread, nothing has changed
 until then gives back what was taken, and the move was none.
 
 Each call in an engine's thread waits for the step that this is in, which under load takes longer than all copies. So
-there are few: while steps go on the home's engine is asked twice, at the beginning and to hold its steps, and the
-host's once, for the grant or to take back what it had (`migrate.prediction` counts on that).
+there are few: while steps go on the home's engine is asked twice, at the beginning and to hold its steps, and once
+more when weights have crossed; the host's once, for the grant or to take back what it had (`migrate.prediction` counts
+on that).
 """
 
 from __future__ import annotations
@@ -59,10 +60,8 @@ class _Opened:
 
     wanted: BlocksWanted
     fingerprint: bytes
-    point: int
-    """See `DirtyBlocks`."""
-    early: list[int]
-    """Blocks that are copied while the instance serves."""
+    content: tuple[int, list[int]]
+    """See `LayerMoves._content`."""
 
 
 class LayerMoves:
@@ -114,12 +113,13 @@ class LayerMoves:
                 await self._note_checksum(layer)
             for layer in layers_to_copy:
                 await self._send_weights(host, layer, tally)
-            await self._send_pages(host, lanes, opened.early, tally)
+            point, early = opened.content
+            if layers_to_copy:  # which took a while: the less is left to be copied while steps are held
+                point, early = await self._home.engine(self._content)
+            await self._send_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 late = await self._home.engine(
-                    lambda engine: self._late_blocks(
-                        engine, opened.early, engine.scheduler.dirty_blocks.since(opened.point)
-                    )
+                    lambda engine: self._late_blocks(engine, early, engine.scheduler.dirty_blocks.since(point))
                 )
                 await self._send_pages(host, lanes, late, tally)
                 if host not in self._home.hosts:
@@ -157,8 +157,11 @@ class LayerMoves:
         """All that a move wants to know of the engine before it copies. The pool does not grow from now on."""
         wanted = _blocks_wanted(engine, host, lanes, layers)
         engine.grants.limit_blocks(host, wanted.now)
-        point, early = engine.scheduler.dirty_blocks.point(), self._early_blocks(engine)
-        return _Opened(wanted, engine.loaded.fingerprint, point, early)
+        return _Opened(wanted, engine.loaded.fingerprint, self._content(engine))
+
+    def _content(self, engine: Engine) -> tuple[int, list[int]]:
+        """This point of `DirtyBlocks`, and the blocks that can be copied from now on."""
+        return engine.scheduler.dirty_blocks.point(), self._early_blocks(engine)
 
     async def _shrink(self, host: str, num_blocks: int, tally: _Tally) -> None:
         """The pool shrinks to what the host has room for."""
@@ -178,12 +181,15 @@ class LayerMoves:
             return engine.lanes_returning(lanes, layers), self._early_blocks(engine)
 
         try:
-            point = Fields((await self._home.ask(host, Kind.DIRTY_POINT, encode())).meta).number("point")
+            point = await self._ask_for_point(host)
             async with self._steps_held(tally):
                 granted, early = await self._home.engine_wholly(make_room)
                 await self._home.follow_moved_blocks(granted.moved_blocks)
             for layer in granted.layers_to_copy:
                 await self._fetch_weights(host, layer, tally)
+            if granted.layers_to_copy:  # as in `_send`
+                point = await self._ask_for_point(host)
+                early = await self._home.engine(self._early_blocks)
             await self._fetch_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 written = await self._home.ask(host, Kind.DIRTY_SINCE, encode(point=point))
@@ -204,6 +210,9 @@ class LayerMoves:
                 await self._home.give_back(host, lanes, layers)
             else:
                 await self._home.engine_wholly(_abandon_return)
+
+    async def _ask_for_point(self, host: str) -> int:
+        return Fields((await self._home.ask(host, Kind.DIRTY_POINT, encode())).meta).number("point")
 
     def _lanes(self, move: Move) -> tuple[Lane, ...]:
         if isinstance(move, HeadMove):

@@ -12,7 +12,7 @@ from actors.engine_thread import EngineThread
 from actors.moves.instance_home import QuestionFailedError
 from actors.moves.questions import Kind, encode
 from migrate.moves import LayerMove
-from migrate.prediction import HOME_TURNS, HOST_TURNS
+from migrate.prediction import HOME_TURNS, HOST_TURNS, TURNS_FOR_WEIGHTS
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import join, moves_of
 from tests.actors.moves.test_copies_beside_steps import in_a_step
@@ -52,8 +52,10 @@ def test_a_move_takes_few_turns_of_either_engine(
     moves = moves_of(home, drops_cached=drops_cached)
     for move in (OUT, BACK):
         at_home.count = at_host.count = 0
-        assert asyncio.run(moves.make(move)).kv_bytes > 0
-        assert at_home.count == HOME_TURNS
+        report = asyncio.run(moves.make(move))
+        assert report.kv_bytes > 0
+        assert (report.weight_bytes > 0) == (move is BACK)  # the host has the same model
+        assert at_home.count == HOME_TURNS + (TURNS_FOR_WEIGHTS if report.weight_bytes else 0)
         assert at_host.count == HOST_TURNS
     home.wait()
 
