@@ -7,7 +7,8 @@ Where other workers run layers of the engine's, their answers wake it too. Until
 to the engine's limit; each turn begins at most one step and ends at most one, in their order.
 
 What the engine runs for others (`call_hosted`) has the end of a turn, one a turn: between two steps of the engine's own
-there is at most one stage of another's, and its tokens are out before that.
+with prompts there is at most one stage of another's, and its tokens are out before that. Decode steps leave time for
+more: `HostingPace` says when the next one begins.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from actors.engine.engine import Engine, StepResult
 from actors.engine.grants import Grants
+from actors.engine.hosting_pace import HostingPace
 
 T = TypeVar("T")
 _Call = tuple[Callable[[Engine], Any], Future[Any]]
@@ -55,6 +57,7 @@ class EngineThread:
         self._num_holds = 0
         self._stopping = False
         self._turn_since_s: float | None = None
+        self._pace = HostingPace(engine.config.hosting_pause)
         engine.on_news = self._notify
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -74,8 +77,8 @@ class EngineThread:
         return self._enqueue(self._drained_inbox, function)
 
     def call_hosted(self, function: Callable[[Engine], T]) -> Future[T]:
-        """`call`, for layers that another worker's step is to be run through: after the engine's own step, if there is
-        one to be run, and one such call a turn, in their order. Calls that come later may be made before it."""
+        """`call`, for layers that another worker's step is to be run through: after the engine's own step, if one is to
+        be run now, and one such call a turn, in their order. Calls that come later may be made before it."""
         return self._enqueue(self._hosted_inbox, function)
 
     def hold_steps(self) -> Future[None]:
@@ -169,8 +172,9 @@ class EngineThread:
             self._turn_since_s = time.monotonic()
             for call in calls:
                 self._make(call)
-            has_begun, result = self._run_steps(may_begin)
-            blocked = not has_begun and result.is_empty and not is_held
+            pauses = self._pause_s() > 0
+            has_begun, result = self._run_steps(may_begin and not pauses)
+            blocked = not has_begun and result.is_empty and not (is_held or pauses)
             self._on_turn(engine, result)
             self._run_hosted()
             if engine.num_live_requests == 0:
@@ -180,19 +184,30 @@ class EngineThread:
     def _sleep(self, blocked: bool) -> None:
         """Until there is something to do. Time in which other workers had all the steps in flight is counted."""
         engine, since_s, has_slept = self._engine, time.perf_counter(), False
-        while not (self._has_call or self._stopping or engine.has_news or engine.is_step_over) and (
-            blocked or self._num_holds or not engine.can_begin
-        ):
+        while not (self._has_call or self._stopping or engine.has_news or engine.is_step_over):
+            pause_s = None
+            if not (blocked or self._num_holds) and engine.can_begin:
+                pause_s = self._pause_s()
+                if pause_s == 0:
+                    break
             has_slept = True
-            self._wake.wait()
+            self._wake.wait(pause_s)
         if has_slept and engine.num_in_flight:
             engine.counters.awaited_s += time.perf_counter() - since_s
+
+    def _pause_s(self) -> float:
+        """Until the engine's next step may begin. Prompts never wait, nor does a batch that is full."""
+        if not self._engine.may_gain_rows:
+            return 0.0
+        return self._pace.wait_s(time.perf_counter(), stage_waits=bool(self._hosted_inbox))
 
     def _run_hosted(self) -> None:
         with self._wake:
             hosted = self._hosted_inbox.popleft() if self._hosted_inbox else None
         if hosted is not None:
+            began_s = time.perf_counter()
             self._make(hosted)
+            self._pace.hosted(began_s, time.perf_counter())
 
     def _make(self, call: _Call) -> None:
         function, future = call
@@ -218,12 +233,16 @@ class EngineThread:
     def _run_steps(self, may_begin: bool) -> tuple[bool, StepResult]:
         """Takes in what other workers have answered, begins a step if none can be ended, and ends one that is over.
         Whether one has begun, and what the other gave."""
-        engine, has_begun = self._engine, False
+        engine, has_begun, began_s = self._engine, False, time.perf_counter()
         try:
             engine.advance()
             if may_begin and engine.can_begin and not engine.is_step_over:
                 has_begun = engine.begin_step()
-            return has_begun, engine.end_step() if engine.is_step_over else StepResult(fetches=engine.take_fetches())
+            if not engine.is_step_over:
+                return has_begun, StepResult(fetches=engine.take_fetches())
+            result = engine.end_step()
+            self._pace.stepped(began_s, time.perf_counter(), has_prompts=result.prefill_tokens > 0)
+            return has_begun, result
         except Exception as error:  # out of memory, a kernel's refusal: the requests end, the worker lives on
             logger.exception("a step failed; its requests are ended")
             return False, engine.fail_all(f"the worker's step failed: {type(error).__name__}: {error}")

@@ -9,9 +9,11 @@ from migrate.cost_model import ModelSizes
 from migrate.worker_reading import WorkerReading
 
 
-def take_reading(worker_id: str, engine: Engine, now_s: float) -> WorkerReading:
-    """Reads an engine between two steps."""
+def take_reading(worker_id: str, engine: Engine, now_s: float, *, store_has_cached: bool = False) -> WorkerReading:
+    """Reads an engine between two steps. `store_has_cached`: KV that no request refers to stays behind when layers
+    move, as in `LayerMoves`."""
     snapshot, counters, arena = take_snapshot(engine), engine.counters, engine.loaded.arena
+    moving_blocks = engine.blocks.num_live + (0 if store_has_cached else engine.blocks.num_cached)
     waiting = [
         sequence
         for sequence in engine.scheduler.sequences()
@@ -25,7 +27,7 @@ def take_reading(worker_id: str, engine: Engine, now_s: float) -> WorkerReading:
         full_batch=engine.config.max_running_requests,
         total_blocks=snapshot.total_blocks,
         live_blocks=snapshot.live_blocks,
-        cached_blocks=engine.blocks.num_live + engine.blocks.num_cached - snapshot.live_blocks,
+        cached_blocks=moving_blocks - snapshot.live_blocks,
         pending_prefill_tokens=snapshot.pending_tokens.total(),
         waiting_answers=len(waiting),
         waiting_answer_tokens=sum(sequence.request.sampling.max_tokens for sequence in waiting),
@@ -37,6 +39,7 @@ def take_reading(worker_id: str, engine: Engine, now_s: float) -> WorkerReading:
         decode_rows=counters.decode_step_rows,
         decoding_requests=counters.decoding_requests,
         step_times=engine.clock.times.scaled(1.0),  # a copy: the engine counts on
+        hosted_slice_s=engine.config.hosted_slice_s,
     )
 
 

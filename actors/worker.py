@@ -243,7 +243,8 @@ class Worker:
         from actors.planner_reading import take_reading
 
         def read(engine: Engine) -> WorkerReading:
-            return take_reading(self._worker_id, engine, time.monotonic())
+            cached_stays = self._settings.share_prefixes
+            return take_reading(self._worker_id, engine, time.monotonic(), store_has_cached=cached_stays)
 
         return await asyncio.wrap_future(self._thread.call(read))
 

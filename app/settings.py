@@ -87,7 +87,15 @@ class _EngineFields(SettingsBlock):
         default=None,
         gt=0,
         description="What another worker may take for its layers of a prompt's chunk, between two steps of its own "
-        "(mode balanced): chunks are made accordingly. null: as long as its own steps take.",
+        "(mode balanced): chunks are made accordingly, whatever that costs. null: as long as its own steps take, but "
+        "no chunk is so short that a token costs much more than in a longer one.",
+    )
+    hosting_pause: float = Field(
+        default=1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="While a worker runs layers of another's (mode balanced), its own decode steps are so many of "
+        "their lengths apart, so that more requests share one and the other's steps find it free. 0: not at all.",
     )
     max_context_tokens: int | None = Field(
         default=None,

@@ -156,6 +156,7 @@ def _prediction(prediction: Prediction) -> Json:
         "kv_bytes": prediction.kv_bytes,
         "transfer_s": prediction.transfer_s,
         "waiting_s": prediction.waiting_s,
+        "turns_s": prediction.turns_s,
         "needed_bytes": prediction.needed_bytes,
         "free_bytes": prediction.free_bytes,
         "grant_blocks": prediction.grant_blocks,

@@ -55,17 +55,16 @@ def busy_with_others(fleet: Fleet, instance: str, worker: str, horizon_s: float)
 
     Unlike utilisation, at the batches that there are: a decode loop with one request is always busy.
     """
-    times = fleet.model.times
-    busy = 0.0
-    for figures in fleet.figures.values():
-        if figures.worker == instance:
-            continue
-        prefill = _prefill_tokens_per_s(fleet, figures.worker, horizon_s)
-        busy += prefill * times.prefill_token_s * fleet.part(figures.worker, worker).prefill_layers
-        if figures.running > 0:
-            steps_per_s = figures.decode_tokens_per_s / rows_of_a_group(fleet, figures.worker)
-            busy += steps_per_s * _decode_step_s(fleet, figures.worker, worker)
-    return min(1.0, busy)
+    others = (home for home in fleet.figures if home != instance)
+    return min(1.0, sum(_share_of(fleet, home, worker, horizon_s) for home in others))
+
+
+def turn_s(fleet: Fleet, worker: str, horizon_s: float) -> float:
+    """Seconds that a call in a worker's engine waits (ours): for a whole step, of its own or of what it hosts, as often
+    as it is at one. Whoever asks has just had an answer to something else, when a step had just begun."""
+    shares = {home: _share_of(fleet, home, worker, horizon_s) for home in fleet.figures}
+    all_of_it = max(1.0, sum(shares.values()))
+    return sum(share / all_of_it * _step_s(fleet, home, worker) for home, share in shares.items())
 
 
 def _layers_s(fleet: Fleet, instance: str, rows: float, horizon_s: float) -> dict[str, float]:
@@ -87,6 +86,17 @@ def _layers_s(fleet: Fleet, instance: str, rows: float, horizon_s: float) -> dic
             slowest = max(slowest, part_s)
         seconds[owner] += count * (times.layer_s(rows) - attention_s + slowest)
     return seconds
+
+
+def _share_of(fleet: Fleet, instance: str, worker: str, horizon_s: float) -> float:
+    """Share of the time in which `worker` is busy with work of `instance`; above 1 where it cannot keep up."""
+    figures, times = fleet.figures[instance], fleet.model.times
+    prefill = _prefill_tokens_per_s(fleet, instance, horizon_s)
+    share = prefill * times.prefill_token_s * fleet.part(instance, worker).prefill_layers
+    if figures.running > 0:
+        steps_per_s = figures.decode_tokens_per_s / rows_of_a_group(fleet, instance)
+        share += steps_per_s * _decode_step_s(fleet, instance, worker)
+    return share
 
 
 def _prefill_tokens_per_s(fleet: Fleet, instance: str, horizon_s: float) -> float:

@@ -36,7 +36,7 @@ class LinkEstimates:
         self._rates: dict[frozenset[str], RateEstimate] = {}
         self._loaded: RateEstimate | None = None
         self.switch_s = 0.0
-        """Time of a move that is not copying: for so long the instance began no step."""
+        """Time of a move that is not copying: for so long the instance began no step, waiting for one left out."""
 
     @property
     def speeds(self) -> Mapping[frozenset[str], LinkSpeed]:
@@ -56,11 +56,11 @@ class LinkEstimates:
         """Seconds that a byte takes longer where one of the two is busy all the time."""
         return 1 / (FIRST_LOADED_BYTES_PER_S if self._loaded is None else self._loaded.per_s)
 
-    def moved(self, one: str, other: str, took: Happened, busy: float) -> None:
+    def moved(self, one: str, other: str, took: Happened, busy: float, turns_s: float = 0.0) -> None:
         """Takes in a move that was made between the two, the busier of which had work for a share `busy` of its
-        time."""
-        is_first = not self.switch_s
-        self.switch_s = took.held_s if is_first else self.switch_s + _SWITCH_WEIGHT * (took.held_s - self.switch_s)
+        time. `turns_s`: for so long it is taken to have waited for steps, however much it copied."""
+        switch_s = max(0.0, took.held_s - turns_s)
+        self.switch_s += (switch_s - self.switch_s) * (_SWITCH_WEIGHT if self.switch_s else 1.0)
         num_bytes = took.weight_bytes + took.kv_bytes
         if num_bytes < _LEAST_BYTES or took.duration_s <= 0:
             return
@@ -68,7 +68,7 @@ class LinkEstimates:
         if busy > _RESTED:
             rested = self.speeds.get(pair, self.usual)
             # A move may be quicker than one at rest is known to be: then hardly anything delayed it.
-            longer_s = max(took.duration_s - num_bytes / rested.bytes_per_s, took.duration_s / 100)
+            longer_s = max(took.duration_s - turns_s - num_bytes / rested.bytes_per_s, took.duration_s / 100)
             delayed_bytes = int(num_bytes * min(busy, 1.0))
             if self._loaded is None:
                 self._loaded = RateEstimate(delayed_bytes / longer_s, _HALF_LIFE_BYTES)

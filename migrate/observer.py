@@ -56,6 +56,7 @@ class Observer:
             self.links.speeds,
             self.links.loaded_byte_s,
             self.links.switch_s,
+            _longest([reading.hosted_slice_s for reading in known.values()]),
         )
         self.links.forget(frozenset(by_home))
         newcomers = sorted(name for name in known if self._span_s(name) < window_s)
@@ -100,3 +101,9 @@ class Observer:
                 kept.popleft()
         remains = 0.5 ** (max(0.0, fresh.layers.count) / _HALF_LIFE_STEPS)
         self._times = self._times.scaled(remains).plus(fresh)
+
+
+def _longest(slices_s: Sequence[float | None]) -> float | None:
+    """None where one of them is not bounded."""
+    bounded = [slice_s for slice_s in slices_s if slice_s is not None]
+    return max(bounded) if len(bounded) == len(slices_s) else None

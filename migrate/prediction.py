@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from migrate.fleet import Fleet
-from migrate.inter_token import inter_token_s
+from migrate.inter_token import inter_token_s, turn_s
 from migrate.move_settings import MoveSettings
 from migrate.moves import Move
 from migrate.utilisation import Utilisation, utilisation
+
+HOME_TURNS: Final = 2
+"""Calls in the engine's thread of the instance's home for which a move waits while steps go on: to begin, and to hold
+the steps. See `actors/moves/layer_moves.py`."""
+TURNS_FOR_WEIGHTS: Final = 1
+"""The same for which one waits that has weights to copy, besides."""
+HOST_TURNS: Final = 1
+"""The same at the host: for the grant, or to take back what it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +35,14 @@ class Prediction:
     weight_bytes: int
     """Weights to transfer: those that the destination does not have."""
     kv_bytes: int
-    """KV to transfer: of live requests, and what is cached beside it."""
+    """KV to transfer: of live requests, and what is cached beside it, unless that stays behind."""
     transfer_s: float
     """From the beginning of the move to its end."""
     waiting_s: float
-    """The part of it in which the copies wait for steps of both ends: these serve meanwhile as if nothing moved."""
+    """The part of it in which copies are slower beside steps, and calls wait for them: both ends serve meanwhile as if
+    nothing moved."""
+    turns_s: float
+    """The part of that in which calls wait for steps."""
     needed_bytes: int
     """Room that the move needs at the destination, and how much there is."""
     free_bytes: int
@@ -80,11 +92,15 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
     free_bytes = fleet.free_bytes(move.destination, settings.memory_headroom)
     most_blocks = (free_bytes - weight_bytes) // (new_lanes * sizes.page_bytes)
     grant_blocks = min(most_blocks, max(least_blocks, fair_blocks(later, move.instance, move.destination)))
-    # What is cached goes along as far as the destination takes it.
+    # What is cached, and does not stay behind, goes along as far as the destination takes it.
     copied_blocks = max(live_blocks, min(grant_blocks, live_blocks + figures.cached_blocks))
     kv_bytes = new_lanes * copied_blocks * sizes.page_bytes
     before = {end: utilisation(fleet, end, settings) for end in ends}
-    waiting_s = fleet.model.waiting_s(weight_bytes + kv_bytes, max(end.compute for end in before.values()))
+    host = move.destination if move.source == move.instance else move.source
+    home_turns = HOME_TURNS + (TURNS_FOR_WEIGHTS if weight_bytes else 0)
+    turns_s = home_turns * turn_s(fleet, move.instance, settings.horizon_s)
+    turns_s += HOST_TURNS * turn_s(fleet, host, settings.horizon_s)
+    waiting_s = turns_s + fleet.model.waiting_s(weight_bytes + kv_bytes, max(end.compute for end in before.values()))
     return Prediction(
         before=before,
         after={end: utilisation(later, end, settings) for end in ends},
@@ -94,6 +110,7 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
         kv_bytes=kv_bytes,
         transfer_s=fleet.model.copy_s(weight_bytes + kv_bytes, *ends) + waiting_s,
         waiting_s=waiting_s,
+        turns_s=turns_s,
         needed_bytes=needed_bytes,
         free_bytes=free_bytes,
         grant_blocks=grant_blocks,

@@ -24,7 +24,7 @@ class WorkerFigures:
     live_blocks: int = 0
     """Blocks of the instance's live requests."""
     cached_blocks: int = 0
-    """Other blocks with content that can still be found: room, but a move takes them along."""
+    """Other blocks with content that a move takes along; they are room all the same."""
     prefill_tokens_per_s: float = 0.0
     """Uncached prompt tokens that arrived (`utilisation.offered_per_s`)."""
     prefilled_tokens_per_s: float = 0.0

@@ -25,7 +25,7 @@ class WorkerReading:
     total_blocks: int
     live_blocks: int = 0
     cached_blocks: int = 0
-    """Others with content."""
+    """Others with content that a move takes along."""
     pending_prefill_tokens: int = 0
     """Prompt tokens that are still to be computed, of requests that are here."""
     waiting_answers: int = 0
@@ -44,6 +44,8 @@ class WorkerReading:
     """Over steps that had decodes: requests that took turns in them. More than the rows where the step was one of
     several in flight."""
     step_times: StepTimes = field(default_factory=StepTimes)
+    hosted_slice_s: float | None = None
+    """See `CostModel`: what stages of its instance may take elsewhere."""
 
     @property
     def pending_decode_tokens(self) -> float:

@@ -180,10 +180,10 @@ class BlockManager:
         """Blocks with content that somebody may use, live and cached: what a lane that moves takes along."""
         return [block for block in range(self.num_blocks) if self._references[block] or block in self._cached]
 
-    def findable(self) -> list[int]:
+    def findable(self, *, live_only: bool = False) -> list[int]:
         """Those of `occupied` that are full and found by key. Nobody writes to them, so they can be copied at any
-        time."""
-        return sorted(self._block_of.values())
+        time. `live_only`: those that somebody refers to."""
+        return sorted(block for block in self._block_of.values() if not live_only or self._references[block])
 
     def check_integrity(self) -> None:
         """Raises RuntimeError with both sides of the sum when the states do not add up. Cheap enough to run when

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from actors.engine.scheduler import SchedulerSettings
@@ -34,7 +35,10 @@ class EngineConfig:
     max_steps_in_flight: int = 2
     """Steps under way at a time where some layers lie on other workers; 1 where all are here."""
     hosted_slice_s: float | None = None
-    """What another worker may take for its layers of a prompt's chunk; None: as long as for a step of its own."""
+    """What another worker may take for its layers of a prompt's chunk; None: as long as for a step of its own, as far
+    as that pays."""
+    hosting_pause: float = 1.0
+    """Between two decode steps of a worker that runs layers of others, over what the first one took; 0: none."""
     max_context_tokens: int | None = None
     """None: the model's own limit. Never more than the KV pool holds."""
     attention: str = "auto"
@@ -59,6 +63,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.hosted_slice_s is not None and self.hosted_slice_s <= 0:
             raise ConfigError(f"hosted_slice_s is {self.hosted_slice_s}; it must be above 0, or None")
+        if not (math.isfinite(self.hosting_pause) and self.hosting_pause >= 0):
+            raise ConfigError(f"hosting_pause is {self.hosting_pause}; it must be finite and 0 or more")
         self.scheduler_settings(self.block_tokens or 16)
 
     def scheduler_settings(self, block_tokens: int) -> SchedulerSettings:

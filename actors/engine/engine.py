@@ -100,7 +100,7 @@ class Engine:
         """The first one since `recompute_lost`. While there is one, no step begins."""
         self._runner = make_step_runner(loaded, config, capture)
         self._in_flight = StepsInFlight(self._runner, lambda: self.on_news())
-        self._hosted_slice = HostedSlice(config.hosted_slice_s)
+        self._hosted_slice = HostedSlice(config.hosted_slice_s, config.max_batch_tokens)
         self._placement_version = -1
         self._last_end_s = 0.0
         self._answers = Answers(
@@ -138,6 +138,17 @@ class Engine:
     def can_begin(self) -> bool:
         """Whether another step may begin, and there is something that it could compute."""
         return self.has_work and self.failure is None and self.num_in_flight < self.scheduler.max_steps_in_flight
+
+    @property
+    def may_gain_rows(self) -> bool:
+        """Whether the next step is one of decodes alone, all layers at home, which others could still join."""
+        running = self.scheduler.running
+        return (
+            self._in_flight.route is None
+            and not self.scheduler.waiting
+            and len(running) < self.config.max_running_requests
+            and all(sequence.num_unscheduled <= 1 for sequence in running)
+        )
 
     @property
     def num_in_flight(self) -> int:
@@ -297,7 +308,7 @@ class Engine:
         elif step.hosted_s and step.plan.prefills:
             num_tokens = sum(chunk.num_tokens for chunk in step.plan.chunks)
             self._hosted_slice.count(num_tokens, step.hosted_s, step.host_step_s)
-            self.scheduler.max_prompt_tokens = self._hosted_slice.most_tokens(self.config.max_batch_tokens)
+            self.scheduler.max_prompt_tokens = self._hosted_slice.most_tokens()
         return StepResult(
             outcome.events,
             self.take_fetches(),
@@ -354,7 +365,8 @@ class Engine:
         self._placement_version = placement.version
         if not placement.is_home:
             self._await_arrivals()
-        self._hosted_slice, self.scheduler.max_prompt_tokens = HostedSlice(self.config.hosted_slice_s), None
+        self._hosted_slice = HostedSlice(self.config.hosted_slice_s, self.config.max_batch_tokens)
+        self.scheduler.max_prompt_tokens = None
         # Heads elsewhere are waited for within a layer: further steps in flight would gain nothing.
         self.scheduler.max_steps_in_flight = self.config.max_steps_in_flight if layers_away else 1
 

@@ -17,7 +17,7 @@ from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane, LaneTable
 from actors.engine.layer_memory import OWN_INSTANCE
 from actors.engine.loading import LoadedModel
-from actors.engine.module_transfer import PageChunk, read_chunk, read_weights
+from actors.engine.module_transfer import PageChunk, page_chunks, read_chunk, read_weights
 from actors.engine.room import GrantRefusedError, OwnMemory, Room
 from actors.engine.scheduler import Scheduler
 
@@ -123,6 +123,10 @@ class Grants:
         """Of a layer that is at home: see `read_weights`. From any thread."""
         with self.lock:
             return read_weights(self._loaded.layer_memory, layer)
+
+    def page_chunks(self, lanes: Sequence[Lane], blocks: Sequence[int], max_bytes: int) -> list[PageChunk]:
+        """See `page_chunks`. From any thread."""
+        return list(page_chunks(self._loaded.arena, lanes, blocks, max_bytes)) if blocks else []
 
     def fair_blocks(self, instance: str, lanes: Collection[Lane], layers: Collection[int], live_blocks: int) -> int:
         """Blocks of each lane of another's instance, those it has here and `lanes`, if the memory of these and of the

@@ -221,8 +221,8 @@ class ControllerLoop:
         try:
             report = await self._cell.order_move(order.move, order.move.instance)
             result = Happened(report.weight_bytes, report.kv_bytes, report.duration_s, report.held_s)
-            busy = order.prediction.busy_before
-            self._observer.links.moved(order.move.source, order.move.destination, result, busy)
+            move, expected = order.move, order.prediction
+            self._observer.links.moved(move.source, move.destination, result, expected.busy_before, expected.turns_s)
             logger.info("order %d is done in %.2f s", order.order_id, report.duration_s)
         except Exception as error:  # a refusal, a dead link, a worker that is gone: the books say so
             result = _text_of(error)

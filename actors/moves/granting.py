@@ -1,7 +1,7 @@
-"""Offers and grants at a worker whose own layers or heads may lie elsewhere.
+"""Grants at a worker whose own layers or heads may lie elsewhere.
 
 A grant makes room by moving own blocks, and those of lanes elsewhere have to follow before the next step. So where some
-are, no step is in flight when an offer or a grant is made, since its blocks could not be moved, and none begins before
+are, no step is in flight when a grant is made, since its blocks could not be moved, and none begins before
 all hosts have followed. Workers may host for each other in a cycle: each goes on answering its peers' questions while
 its own steps are held.
 """
@@ -13,7 +13,7 @@ import logging
 
 from actors.engine.room import GrantRefusedError
 from actors.engine_thread import EngineStoppedError
-from actors.moves.host import MoveHost, grant, grant_reply, offer_reply
+from actors.moves.host import MoveHost, grant, grant_reply
 from actors.moves.instance_home import InstanceHome, QuestionFailedError
 from actors.moves.questions import Kind
 from migrate.links.calls import LinkCalls, Question
@@ -47,21 +47,18 @@ class Granting:
     async def _make_room(self, question: Question) -> None:
         try:
             async with self._home.busy(f"making room for {question.peer}"), self._home.steps_held():
-                if question.message.kind == Kind.OFFER:
-                    answer = await self._home.engine(lambda engine: offer_reply(engine, question))
-                else:
-                    answer = await self._grant(question)
+                answer = await self._grant(question)
             question.answer(answer)
         except (GrantRefusedError, EngineStoppedError, ValueError) as error:
             question.refuse(f"{type(error).__name__}: {error}")
 
     async def _grant(self, question: Question) -> bytes:
         epoch = self._calls.epoch(question.peer)
-        granted = await self._home.engine(lambda engine: grant(engine, question))
+        num_blocks, granted = await self._home.engine(lambda engine: grant(engine, question))
         try:
-            await self._home.follow_moved_blocks(granted.moved_blocks)
+            await self._home.follow_moved_blocks({} if granted is None else granted.moved_blocks)
         except QuestionFailedError as error:  # that one is lost, and is taken care of; the grant is good
             logger.warning("a host has not followed a change of blocks: %s", error)
-        if self._calls.epoch(question.peer) != epoch:  # nobody is there to use it
+        if granted is not None and self._calls.epoch(question.peer) != epoch:  # nobody is there to use it
             await self._home.engine(lambda engine: engine.release(question.peer))
-        return grant_reply(granted)
+        return grant_reply(num_blocks, granted)

@@ -1,7 +1,7 @@
 """A worker that hosts parts of others' instances: answers what their homes ask.
 
-Most of it in its engine's thread. Heads have another one (`head_service`), and so has what is copied: beside the
-engine's own steps, for which each copy would wait otherwise.
+In its engine's thread is done what changes what lies where. Heads have another one (`head_service`), and so has all
+that a move asks for while it copies: each question would wait for a step of the engine's otherwise.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ class MoveHost:
             Kind.WRITE_PAGES: _write_pages,
             Kind.READ_WEIGHTS: _read_weights,
             Kind.READ_PAGES: _read_pages,
-        }
-        self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
-            Kind.STAGE: _run_stage,
-            Kind.OFFER: _offer,
-            Kind.GRANT: _grant,
             Kind.USE_VERSION: _use_version,
-            Kind.RELEASE: _release,
             Kind.MOVE_BLOCKS: _move_blocks,
             Kind.DIRTY_POINT: _dirty_point,
             Kind.DIRTY_SINCE: _dirty_since,
+        }
+        self._work: dict[Kind, Callable[[Engine, Question], Reply]] = {
+            Kind.STAGE: _run_stage,
+            Kind.GRANT: _grant,
+            Kind.RELEASE: _release,
         }
 
     def serve(self, question: Question) -> None:
@@ -132,29 +131,22 @@ def _grant(engine: Engine, question: Question) -> Reply:
     # Room is made by moving own blocks, and lanes elsewhere have to follow before the next step: see `Granting`.
     if len(engine.loaded.lanes.lanes) < layout.num_layers * layout.num_kv_heads:
         raise GrantRefusedError("this worker's own layers or heads lie elsewhere; it takes others' when they are home")
-    return grant_reply(grant(engine, question)), ()
+    return grant_reply(*grant(engine, question)), ()
 
 
-def grant(engine: Engine, question: Question) -> Grant:
-    """What a GRANT asks for. Raises GrantRefusedError, with nothing changed."""
-    wanted = Fields(question.message.meta).grant()
-    return engine.grant(question.peer, wanted.lanes, wanted.layers, wanted.num_blocks, wanted.fingerprint)
+def grant(engine: Engine, question: Question) -> tuple[int, Grant | None]:
+    """What a GRANT asks for: how many blocks, and the grant, unless the home has more blocks than that and is to give
+    some up first. Raises GrantRefusedError, with nothing changed."""
+    asked = Fields(question.message.meta).grant()
+    what = question.peer, asked.lanes, asked.layers
+    num_blocks = engine.grants.offer(*what, asked.wanted, asked.fingerprint)
+    return num_blocks, None if num_blocks < asked.wanted.now else engine.grant(*what, num_blocks, asked.fingerprint)
 
 
-def _offer(engine: Engine, question: Question) -> Reply:
-    return offer_reply(engine, question), ()
-
-
-def offer_reply(engine: Engine, question: Question) -> bytes:
-    """The answer to an OFFER. Raises GrantRefusedError."""
-    fields = Fields(question.message.meta)
-    lanes, layers, fingerprint = fields.lanes(), fields.numbers("layers"), fields.hex("fingerprint")
-    return encode(num_blocks=engine.grants.offer(question.peer, lanes, layers, fields.wanted(), fingerprint))
-
-
-def grant_reply(granted: Grant) -> bytes:
+def grant_reply(num_blocks: int, granted: Grant | None) -> bytes:
     """The answer to a GRANT."""
-    return encode(layers=granted.layers_to_copy, num_blocks=granted.num_blocks)
+    layers = () if granted is None else granted.layers_to_copy
+    return encode(num_blocks=num_blocks, layers=layers)
 
 
 def _write_weights(grants: Grants, question: Question) -> Reply:
@@ -173,8 +165,10 @@ def _write_pages(grants: Grants, question: Question) -> Reply:
     return b"", ()
 
 
-def _use_version(engine: Engine, question: Question) -> Reply:
-    _hosted(engine.grants, question).use_version(Fields(question.message.meta).number("version"))
+def _use_version(grants: Grants, question: Question) -> Reply:
+    hosted, version = _hosted(grants, question), Fields(question.message.meta).number("version")
+    with hosted.lock:
+        hosted.use_version(version)
     return b"", ()
 
 
@@ -196,19 +190,19 @@ def _read_pages(grants: Grants, question: Question) -> Reply:
     return b"", (hosted.read_pages(chunk),)
 
 
-def _move_blocks(engine: Engine, question: Question) -> Reply:
-    _hosted(engine.grants, question).move_blocks(Fields(question.message.meta).moves())
+def _move_blocks(grants: Grants, question: Question) -> Reply:
+    _hosted(grants, question).move_blocks(Fields(question.message.meta).moves())
     return b"", ()
 
 
-def _dirty_point(engine: Engine, question: Question) -> Reply:
-    hosted = _hosted(engine.grants, question)
+def _dirty_point(grants: Grants, question: Question) -> Reply:
+    hosted = _hosted(grants, question)
     with hosted.lock:
         return encode(point=hosted.dirty_blocks.point()), ()
 
 
-def _dirty_since(engine: Engine, question: Question) -> Reply:
-    hosted, point = _hosted(engine.grants, question), Fields(question.message.meta).number("point")
+def _dirty_since(grants: Grants, question: Question) -> Reply:
+    hosted, point = _hosted(grants, question), Fields(question.message.meta).number("point")
     with hosted.lock:
         return encode(blocks=hosted.dirty_blocks.since(point)), ()
 

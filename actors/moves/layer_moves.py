@@ -2,6 +2,11 @@
 
 Before the switch, which is one call in the engine's thread, nothing has changed for the instance: whatever goes wrong
 until then gives back what was taken, and the move was none.
+
+Each call in an engine's thread waits for the step that this is in, which under load takes longer than all copies. So
+there are few: while steps go on the home's engine is asked twice, at the beginning and to hold its steps, and once
+more when weights have crossed; the host's once, for the grant or to take back what it had (`migrate.prediction` counts
+on that).
 """
 
 from __future__ import annotations
@@ -10,16 +15,16 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.engine.engine import Engine
-from actors.engine.grants import BlocksWanted
+from actors.engine.grants import BlocksWanted, Grant
 from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane
-from actors.engine.module_transfer import PageChunk, page_chunks
+from actors.engine.module_transfer import PageChunk
 from actors.engine.room import GrantRefusedError
+from actors.moves.copying import some_at_a_time
 from actors.moves.instance_home import InstanceHome, QuestionFailedError
 from actors.moves.questions import (
     Fields,
@@ -28,7 +33,6 @@ from actors.moves.questions import (
     encode,
     encode_chunk,
     encode_grant,
-    encode_offer,
     lanes_of,
 )
 from migrate.move_report import MoveFailedError, MoveReport
@@ -37,8 +41,8 @@ from migrate.placement import Placement
 
 _CHUNK_BYTES = 4 << 20
 """Pages in one question: what a step's hidden states may have to wait for on the link."""
-_CHUNKS_AHEAD = 3
-"""Chunks on their way at a time: one that is read, one on the link, one that is written."""
+_ROOM_TRIES = 3
+"""Times that a host is asked for room: after the first the home has given up some of its own."""
 
 
 @dataclass(slots=True)
@@ -46,6 +50,18 @@ class _Tally:
     weight_bytes: int = 0
     kv_bytes: int = 0
     held_s: float = 0.0
+    pool_blocks: int = 0
+    """At the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """Of the home's engine, when a move begins."""
+
+    wanted: BlocksWanted
+    fingerprint: bytes
+    content: tuple[int, list[int]]
+    """See `LayerMoves._content`."""
 
 
 class LayerMoves:
@@ -84,28 +100,22 @@ class LayerMoves:
                     raise ValueError(f"{move}: modules move from home or to it; bring them home first")
             except (QuestionFailedError, GrantRefusedError) as error:
                 raise MoveFailedError(f"{move}: {error}") from error
-            pool_blocks = await self._home.engine(lambda engine: engine.blocks.num_blocks)
             duration_s = time.monotonic() - started_s
-            return MoveReport(move, tally.weight_bytes, tally.kv_bytes, duration_s, tally.held_s, pool_blocks)
+            return MoveReport(move, tally.weight_bytes, tally.kv_bytes, duration_s, tally.held_s, tally.pool_blocks)
 
     async def _send(self, move: Move, after: Placement, tally: _Tally) -> None:
         host, lanes, layers = move.destination, self._lanes(move), weights_of(move)
-        limit = before = await self._home.engine(lambda engine: engine.grants.limits.get(host))
+        limit = self._home.grants.limits.get(host)  # none but moves of this instance change it
         try:
-            num_blocks = await self._agree_on_blocks(host, lanes, layers, tally)
-            try:
-                granted = await self._ask_for_grant(host, lanes, layers, num_blocks)
-            except QuestionFailedError:  # the host's requests have grown meanwhile, it may be
-                num_blocks = await self._agree_on_blocks(host, lanes, layers, tally)
-                granted = await self._ask_for_grant(host, lanes, layers, num_blocks)
-            limit = None if before is None else num_blocks
+            opened, num_blocks, layers_to_copy = await self._agree(host, lanes, layers, tally)
+            limit = None if limit is None else num_blocks
             for layer in layers:
                 await self._note_checksum(layer)
-            for layer in granted.numbers("layers"):
+            for layer in layers_to_copy:
                 await self._send_weights(host, layer, tally)
-            point, early = await self._home.engine(
-                lambda engine: (engine.scheduler.dirty_blocks.point(), self._early_blocks(engine))
-            )
+            point, early = opened.content
+            if layers_to_copy:  # which took a while: the less is left to be copied while steps are held
+                point, early = await self._home.engine(self._content)
             await self._send_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 late = await self._home.engine(
@@ -117,7 +127,9 @@ class LayerMoves:
 
                 def switch(engine: Engine) -> None:
                     engine.use_placement(after, self._home.remote, self._home.heads)
+                    engine.grants.limit_blocks(host, num_blocks)
                     engine.lanes_departed(lanes, layers)
+                    tally.pool_blocks = engine.blocks.num_blocks
 
                 await self._home.switch(after, switch)
         except BaseException:
@@ -126,41 +138,58 @@ class LayerMoves:
                 await self._home.engine_wholly(lambda engine: engine.grants.limit_blocks(host, limit))
             raise
 
-    async def _agree_on_blocks(self, host: str, lanes: tuple[Lane, ...], layers: Sequence[int], tally: _Tally) -> int:
-        """Blocks of the instance's lanes at the host, which limit the pool from now on. It shrinks where the host has
-        not as much room as home."""
-        wanted, fingerprint = await self._home.engine(
-            lambda engine: (_blocks_wanted(engine, host, lanes, layers), engine.loaded.fingerprint)
-        )
-        offer = await self._home.ask(host, Kind.OFFER, encode_offer(lanes, layers, wanted, fingerprint))
-        num_blocks = Fields(offer.meta).number("num_blocks")
+    async def _agree(
+        self, host: str, lanes: tuple[Lane, ...], layers: tuple[int, ...], tally: _Tally
+    ) -> tuple[_Opened, int, Sequence[int]]:
+        """The host has room for so many blocks of the instance's lanes from now on, and waits for weights of these
+        layers. The pool has as many at most: it shrinks where the host has not as much room as home."""
+        for _ in range(_ROOM_TRIES):
+            opened = await self._home.engine_wholly(lambda engine: self._open(engine, host, lanes, layers))
+            request = GrantRequest(lanes, layers, opened.wanted, opened.fingerprint)
+            answer = Fields((await self._home.ask(host, Kind.GRANT, encode_grant(request))).meta)
+            num_blocks = answer.number("num_blocks")
+            if num_blocks >= opened.wanted.now:
+                return opened, num_blocks, answer.numbers("layers")
+            await self._shrink(host, num_blocks, tally)
+        raise GrantRefusedError(f"{host!r} had less room each time it was asked; later there may be enough")
 
-        def limit(engine: Engine) -> Mapping[int, int]:
+    def _open(self, engine: Engine, host: str, lanes: tuple[Lane, ...], layers: Sequence[int]) -> _Opened:
+        """All that a move wants to know of the engine before it copies. The pool does not grow from now on."""
+        wanted = _blocks_wanted(engine, host, lanes, layers)
+        engine.grants.limit_blocks(host, wanted.now)
+        return _Opened(wanted, engine.loaded.fingerprint, self._content(engine))
+
+    def _content(self, engine: Engine) -> tuple[int, list[int]]:
+        """This point of `DirtyBlocks`, and the blocks that can be copied from now on."""
+        return engine.scheduler.dirty_blocks.point(), self._early_blocks(engine)
+
+    async def _shrink(self, host: str, num_blocks: int, tally: _Tally) -> None:
+        """The pool shrinks to what the host has room for."""
+
+        def shrink(engine: Engine) -> Mapping[int, int]:
             moved = engine.grants.shrink_pool(num_blocks) if num_blocks < engine.blocks.num_blocks else {}
-            engine.grants.limit_blocks(host, num_blocks)
+            engine.grants.limit_blocks(host, engine.blocks.num_blocks)
             return moved
 
-        async with self._steps_held(tally) if num_blocks < wanted.now else contextlib.nullcontext():
-            await self._home.follow_moved_blocks(await self._home.engine_wholly(limit))
-        return num_blocks
-
-    async def _ask_for_grant(
-        self, host: str, lanes: tuple[Lane, ...], layers: tuple[int, ...], num_blocks: int
-    ) -> Fields:
-        fingerprint = await self._home.engine(lambda engine: engine.loaded.fingerprint)
-        request = GrantRequest(lanes, layers, num_blocks, fingerprint)
-        return Fields((await self._home.ask(host, Kind.GRANT, encode_grant(request))).meta)
+        async with self._steps_held(tally):
+            await self._home.follow_moved_blocks(await self._home.engine_wholly(shrink))
 
     async def _fetch(self, move: Move, after: Placement, tally: _Tally) -> None:
         host, lanes, layers = move.source, self._lanes(move), weights_of(move)
+
+        def make_room(engine: Engine) -> tuple[Grant, list[int]]:
+            return engine.lanes_returning(lanes, layers), self._early_blocks(engine)
+
         try:
+            point = await self._ask_for_point(host)
             async with self._steps_held(tally):
-                granted = await self._home.engine_wholly(lambda engine: engine.lanes_returning(lanes, layers))
+                granted, early = await self._home.engine_wholly(make_room)
                 await self._home.follow_moved_blocks(granted.moved_blocks)
             for layer in granted.layers_to_copy:
                 await self._fetch_weights(host, layer, tally)
-            point = Fields((await self._home.ask(host, Kind.DIRTY_POINT, encode())).meta).number("point")
-            early = await self._home.engine(self._early_blocks)
+            if granted.layers_to_copy:  # as in `_send`
+                point = await self._ask_for_point(host)
+                early = await self._home.engine(self._early_blocks)
             await self._fetch_pages(host, lanes, early, tally)
             async with self._steps_held(tally):
                 written = await self._home.ask(host, Kind.DIRTY_SINCE, encode(point=point))
@@ -173,6 +202,7 @@ class LayerMoves:
                     engine.use_placement(after, self._home.remote, self._home.heads)
                     if host not in after.workers():
                         engine.grants.limit_blocks(host, None)
+                    tally.pool_blocks = engine.blocks.num_blocks
 
                 await self._home.switch(after, switch)
         finally:
@@ -180,6 +210,9 @@ class LayerMoves:
                 await self._home.give_back(host, lanes, layers)
             else:
                 await self._home.engine_wholly(_abandon_return)
+
+    async def _ask_for_point(self, host: str) -> int:
+        return Fields((await self._home.ask(host, Kind.DIRTY_POINT, encode())).meta).number("point")
 
     def _lanes(self, move: Move) -> tuple[Lane, ...]:
         if isinstance(move, HeadMove):
@@ -206,7 +239,7 @@ class LayerMoves:
             await self._home.ask(host, Kind.WRITE_PAGES, encode_chunk(chunk), (data,))
             tally.kv_bytes += data.nbytes
 
-        await _some_at_a_time(send, await self._chunks(lanes, blocks))
+        await some_at_a_time(send, self._home.grants.page_chunks(lanes, blocks, _CHUNK_BYTES))
 
     async def _fetch_pages(self, host: str, lanes: Sequence[Lane], blocks: Sequence[int], tally: _Tally) -> None:
         returning = self._returning
@@ -216,7 +249,7 @@ class LayerMoves:
             await asyncio.to_thread(returning.write_pages, chunk, data)
             tally.kv_bytes += data.nbytes
 
-        await _some_at_a_time(fetch, await self._chunks(lanes, blocks))
+        await some_at_a_time(fetch, self._home.grants.page_chunks(lanes, blocks, _CHUNK_BYTES))
 
     @property
     def _returning(self) -> HostedInstance:
@@ -226,9 +259,7 @@ class LayerMoves:
 
     def _early_blocks(self, engine: Engine) -> list[int]:
         """Full blocks, which are copied while the instance serves."""
-        if self._drops_cached:
-            engine.blocks.drop_cached()
-        return engine.blocks.findable()
+        return engine.blocks.findable(live_only=self._drops_cached)
 
     def _late_blocks(self, engine: Engine, early: Sequence[int], written: Sequence[int]) -> list[int]:
         """Blocks with content that were not copied early, or were written after that."""
@@ -236,11 +267,6 @@ class LayerMoves:
         if self._drops_cached:
             engine.blocks.drop_cached(spared=copied)
         return [block for block in engine.blocks.occupied() if block not in copied]
-
-    async def _chunks(self, lanes: Sequence[Lane], blocks: Sequence[int]) -> list[PageChunk]:
-        return await self._home.engine(
-            lambda engine: list(page_chunks(engine.loaded.arena, lanes, blocks, _CHUNK_BYTES)) if blocks else []
-        )
 
     @contextlib.asynccontextmanager
     async def _steps_held(self, tally: _Tally) -> AsyncIterator[None]:
@@ -250,23 +276,6 @@ class LayerMoves:
                 yield
         finally:
             tally.held_s += time.monotonic() - started_s
-
-
-async def _some_at_a_time(copy: Callable[[PageChunk], Awaitable[None]], chunks: Sequence[PageChunk]) -> None:
-    """Copies all, some at a time, begun in their order. When one fails, or this is cancelled, the others are given up.
-    One that has begun may end later; it leaves alone what was given to others meanwhile."""
-    running = deque[asyncio.Future[None]]()
-    try:
-        for chunk in chunks:
-            if len(running) == _CHUNKS_AHEAD:
-                await running.popleft()
-            running.append(asyncio.ensure_future(copy(chunk)))
-        while running:
-            await running.popleft()
-    finally:
-        for each in running:
-            each.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _blocks_wanted(engine: Engine, host: str, lanes: tuple[Lane, ...], layers: Sequence[int]) -> BlocksWanted:

@@ -22,6 +22,8 @@ class Kind(enum.IntEnum):
     STAGE = 1
     """A stage's work: `actors.engine.stage_work`."""
     GRANT = 2
+    """Room for lanes and layers: answered with how many blocks, and the layers whose weights are to be sent. Fewer
+    blocks than the home has are not granted yet: it is to give up the others and ask again."""
     WRITE_WEIGHTS = 3
     WRITE_PAGES = 4
     USE_VERSION = 5
@@ -33,8 +35,6 @@ class Kind(enum.IntEnum):
     DIRTY_SINCE = 11
     HEADS = 12
     """Attention of heads: `actors.engine.head_work`."""
-    OFFER = 13
-    """How many blocks a GRANT could be of."""
 
 
 class QuestionError(ValueError):
@@ -47,7 +47,7 @@ class GrantRequest:
 
     lanes: tuple[Lane, ...]
     layers: tuple[int, ...]
-    num_blocks: int
+    wanted: BlocksWanted
     fingerprint: bytes
 
 
@@ -60,13 +60,9 @@ def encode_grant(request: GrantRequest) -> bytes:
     return encode(
         lanes=request.lanes,
         layers=request.layers,
-        num_blocks=request.num_blocks,
         fingerprint=request.fingerprint.hex(),
+        **asdict(request.wanted),
     )
-
-
-def encode_offer(lanes: Sequence[Lane], layers: Sequence[int], wanted: BlocksWanted, fingerprint: bytes) -> bytes:
-    return encode(lanes=lanes, layers=list(layers), fingerprint=fingerprint.hex(), **asdict(wanted))
 
 
 def encode_chunk(chunk: PageChunk) -> bytes:
@@ -111,10 +107,8 @@ class Fields:
             raise QuestionError(f"{name} is {str(value)[:40]!r}; it must be hex digits") from None
 
     def grant(self) -> GrantRequest:
-        return GrantRequest(self.lanes(), self.numbers("layers"), self.number("num_blocks"), self.hex("fingerprint"))
-
-    def wanted(self) -> BlocksWanted:
-        return BlocksWanted(self.number("least"), self.number("now"), self.number("most"), self.number("live"))
+        wanted = BlocksWanted(self.number("least"), self.number("now"), self.number("most"), self.number("live"))
+        return GrantRequest(self.lanes(), self.numbers("layers"), wanted, self.hex("fingerprint"))
 
     def chunk(self) -> PageChunk:
         return PageChunk(self.lanes(), self.numbers("blocks"))

@@ -176,7 +176,7 @@ class WorkerMoves:
 
     def _serve(self, question: Question) -> None:
         """From a thread of a link."""
-        if question.message.kind in (Kind.OFFER, Kind.GRANT, Kind.RELEASE):
+        if question.message.kind in (Kind.GRANT, Kind.RELEASE):
             self._in_loop(self._granting.serve, question)
         else:
             self._host.serve(question)

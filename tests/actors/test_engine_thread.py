@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """An engine with its thread, and what came of its turns."""
 
-    def __init__(self, folder: Path) -> None:
-        config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=64)
+    def __init__(self, folder: Path, hosting_pause: float = 0.0) -> None:
+        config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=64, hosting_pause=hosting_pause)
         self.engine = Engine(load_model(folder, config), config)
         self.events: list[TokenEvent] = []
         self.turn_fails: Exception | None = None
@@ -139,6 +139,31 @@ def test_between_two_hosted_stages_there_is_a_step_of_the_engines_own(run: Run) 
     may_begin.set()
     # One token a step, which is out before the next stage. With nothing of its own to run, one stage follows another.
     assert [stage.result(LIMIT_S) for stage in stages] == [(1, 1), (2, 2), (3, 3), (4, 4), (4, 4), (4, 4)]
+
+
+def test_decode_steps_wait_while_stages_come(folder: Path) -> None:
+    run, may_begin = Run(folder, hosting_pause=1e6), threading.Event()
+    run.thread.call(lambda _: may_begin.wait(LIMIT_S))
+    run.thread.call(lambda engine: engine.add(run.request("a", max_tokens=4)))
+    stages = [run.thread.call_hosted(lambda engine: engine.counters.steps) for _ in range(6)]
+    may_begin.set()
+    # The first step has a prompt, after which nothing waits. The second one was longer than a millionth of a stage.
+    assert [stage.result(LIMIT_S) for stage in stages] == [1, 2, 2, 2, 2, 2]
+    assert not run.ended.is_set()
+    run.thread.call(lambda engine: engine.add(run.request("b", max_tokens=1)))
+    assert run.ended.wait(LIMIT_S)  # a prompt waits for nothing, and takes decodes along
+    assert len(run.events) == 4
+    run.thread.stop()
+
+
+def test_steps_go_on_by_themselves_when_the_pause_is_over(folder: Path) -> None:
+    run = Run(folder, hosting_pause=1.0)
+    run.thread.call(lambda engine: engine.add(run.request("a", max_tokens=6)))
+    for _ in range(50):
+        run.thread.call_hosted(lambda engine: engine.counters.steps).result(LIMIT_S)
+    assert run.ended.wait(LIMIT_S)
+    run.thread.stop()
+    assert [[event.token_id for event in run.events]] == run_prompts(run.engine, [make_prompt(40)], greedy(6))
 
 
 def test_a_hosted_stage_that_fails_is_its_callers_matter(run: Run) -> None:

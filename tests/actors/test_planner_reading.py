@@ -39,7 +39,14 @@ def test_steps_are_counted_by_what_is_in_them(engine: Engine) -> None:
     assert (reading.pending_prefill_tokens, reading.waiting_answers, reading.live_blocks) == (0, 0, 0)
     # Full blocks of 16 tokens stay findable: 103 tokens and 43.
     assert reading.cached_blocks == 6 + 2 == len(engine.blocks.occupied())
+    assert take_reading("w", engine, 5.0, store_has_cached=True).cached_blocks == 0  # they stay behind
     assert (reading.worker, reading.taken_s, reading.full_batch, reading.total_blocks) == ("w", 5.0, 64, 64)
+
+
+def test_what_the_engine_bounds_is_told(tmp_path: Path) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=64, hosted_slice_s=0.25)
+    engine = Engine(load_model(make_model(FAMILIES["llama"], tmp_path), config), config)
+    assert take_reading("w", engine, 5.0).hosted_slice_s == 0.25
 
 
 def test_what_waits_is_told_and_hand_overs_generate_nothing(engine: Engine) -> None:

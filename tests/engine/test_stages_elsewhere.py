@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from actors.engine.config import ConfigError, EngineConfig
 from actors.engine.engine import Engine
+from actors.engine.hosted_slice import TRIES
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
@@ -120,12 +121,13 @@ def test_chunks_are_as_long_as_a_host_has_time_for(llama_folder: Path, make_apar
     engine, remote = make_apart(llama_folder, SPLITS["last"], max_batch_tokens=160)
     host = remote.hosts["x"]
     host.token_us, host.step_us = 1_000, 80_000
-    prompts = [make_prompt(length, length) for length in (250, 240, 170)]
+    prompts = [make_prompt(length, length) for length in (250, 240, 170, 251, 241, 168)]
     requests = [EngineRequest(f"r{i}", prompt, greedy(2)) for i, prompt in enumerate(prompts)]
     answers, _ = run_in_flight(engine, remote, requests)
     assert_greedy(load_reference(llama_folder), prompts, [answer.tokens for answer in answers.values()])
-    # 660 tokens: two steps are in flight before the first one has come back, the others have 80 or what is left.
-    assert engine.counters.prefill_steps == 2 + 5
+    # 1,320 tokens: of 160 until enough steps have come back, when one more is in flight. The rest have 80, or what is
+    # left: 200 in three.
+    assert engine.counters.prefill_steps == TRIES + 1 + 3
     assert engine.scheduler.max_prompt_tokens == 80
     for layer in (1, 2):
         engine.loaded.model.layers[layer] = host.loaded.model.layers[layer]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from migrate.fleet import Fleet
-from migrate.inter_token import busy_with_others, inter_token_s, undisturbed_s
+from migrate.inter_token import busy_with_others, inter_token_s, turn_s, undisturbed_s
 from tests.migrate.fleets import at_home, fleet, model, worker
 
 HORIZON_S = 30.0
@@ -116,3 +116,20 @@ def test_a_busy_host_attends_to_heads_half_as_fast() -> None:
     placed = at_home("a", cost).with_heads_moved(range(4), [2, 3], "b")
     b = worker("b", prefill_tokens_per_s=1000)
     assert latency_ms(fleet(cost, worker("a", running=4), b, placed=(placed,))) == pytest.approx(4 * 6.96)
+
+
+def test_a_call_waits_for_a_step_as_often_as_there_is_one() -> None:
+    # Chunks of 50 tokens through four layers: 200 ms, one after the other while prompts wait. Half as many: 100 ms.
+    assert turn_s(fleet(COST, worker("a")), "a", HORIZON_S) == 0
+    waiting = worker("a", prefill_tokens_per_s=250, pending_prefill_tokens=1000, prefill_step_tokens=50)
+    assert turn_s(fleet(COST, waiting), "a", HORIZON_S) == pytest.approx(0.2)
+    half = worker("a", prefill_tokens_per_s=125, prefill_step_tokens=50)
+    assert turn_s(fleet(COST, half), "a", HORIZON_S) == pytest.approx(0.1)
+    # A host of two of four layers is at a stage of 100 ms half of the time, or all of it while prompts wait.
+    assert turn_s(fleet(COST, half, worker("b"), placed=(LAST_TWO,)), "b", HORIZON_S) == pytest.approx(0.25 * 0.1)
+    assert turn_s(fleet(COST, waiting, worker("b"), placed=(LAST_TWO,)), "b", HORIZON_S) == pytest.approx(0.1)
+    # One that decodes beside it, 24 ms a step and 30 of them a second, is at one of the two, never at both.
+    decoding = worker("b", running=4, decode_tokens_per_s=120)
+    shares, steps_s = (1.0, 0.72), (0.1, 0.024)
+    expected = sum(share * step_s for share, step_s in zip(shares, steps_s, strict=True)) / 1.72
+    assert turn_s(fleet(COST, waiting, decoding, placed=(LAST_TWO,)), "b", HORIZON_S) == pytest.approx(expected)

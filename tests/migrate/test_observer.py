@@ -215,3 +215,22 @@ def test_load_makes_moves_longer_between_whomever() -> None:
     for _ in range(20):
         links.moved("a", "b", took(64, 0.9), busy=1.0)
     assert 0 < links.loaded_byte_s < 0.02 / (64 << 20)
+
+
+def test_waiting_for_steps_is_not_taken_for_copying() -> None:
+    links = LinkEstimates()
+    links.moved("a", "b", took(128, 2.0), busy=0.0)
+    # 64 MiB take 1 s at rest. Of 5 s, 3 s went by with waiting for steps, and that of the 3.5 s with steps held too.
+    links.moved("a", "b", replace(took(64, 5.0), held_s=3.5), busy=1.0, turns_s=3.0)
+    assert links.loaded_byte_s == pytest.approx(1 / (64 << 20))
+    assert links.switch_s == pytest.approx(0.25 + 0.25 * (0.5 - 0.25))
+    links.moved("a", "b", took(64, 5.0), busy=1.0, turns_s=30.0)
+    assert links.loaded_byte_s > 0
+
+
+def test_hosted_work_is_bounded_where_all_homes_bound_it() -> None:
+    def slice_of(*slices_s: float | None) -> float | None:
+        readings = [replace(reading(name, 1.0), hosted_slice_s=each) for name, each in zip("ab", slices_s, strict=True)]
+        return seen(Observer(), *readings).fleet.model.hosted_slice_s
+
+    assert (slice_of(0.05, 0.2), slice_of(None, 0.2), slice_of(None, None)) == (0.2, None, None)
