@@ -1,56 +1,14 @@
-// AMX: a tile product adds [16, 32] x [32, 16] bfloat16 to [16, 16] float32. One operand of it is read as it is stored:
-// here the weight, each number once. The other one, x, is packed before, with its pairs of `in` beside each other:
-// [pair of 16][row of 16][2]. Sums come out as [out, rows].
+// Products by tiles. The weight is read as it is stored, each number once, and x is packed before. Sums come out as
+// [out, rows].
 #include <immintrin.h>
 
 #include "products.h"
+#include "tiles.h"
 
 namespace equipoise::amx {
 namespace {
 
-constexpr int kTile = 16;    // rows of a tile, and numbers of float32 in a row of one
-constexpr int kDepth = 32;   // numbers of `in` a tile product
-constexpr int kPacked = kTile * kDepth;
 constexpr int kMostTiles = 4;  // of rows, that a tile of the weight is multiplied with while it is at hand
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-void transpose(__m512i v[kTile]) {
-  __m512i t[kTile];
-  for (int i = 0; i < kTile; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-  }
-  for (int i = 0; i < kTile; i += 4) {
-    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  // Now 128-bit lane l of v[4 a + b] has column 4 l + b of rows 4 a to 4 a + 3.
-  for (int b = 0; b < 4; ++b) {
-    __m512i low01 = _mm512_shuffle_i32x4(v[b], v[b + 4], 0x44), high01 = _mm512_shuffle_i32x4(v[b], v[b + 4], 0xEE);
-    __m512i low23 = _mm512_shuffle_i32x4(v[b + 8], v[b + 12], 0x44);
-    __m512i high23 = _mm512_shuffle_i32x4(v[b + 8], v[b + 12], 0xEE);
-    t[b] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-    t[b + 4] = _mm512_shuffle_i32x4(low01, low23, 0xDD);
-    t[b + 8] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-    t[b + 12] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
-  }
-  for (int i = 0; i < kTile; ++i) v[i] = t[i];
-}
-
-// A tile of 16 rows, of which `rows` are there, of a matrix with rows of `stride` numbers, packed.
-void pack_tile(const bf16* source, int64_t stride, int64_t rows, bf16* target) {
-  __m512i v[kTile];
-  for (int i = 0; i < kTile; ++i) v[i] = i < rows ? _mm512_loadu_si512(source + i * stride) : _mm512_setzero_si512();
-  transpose(v);
-  for (int i = 0; i < kTile; ++i) _mm512_store_si512(target + i * kDepth, v[i]);
-}
 
 __m512 bias_of(const Product& p, int64_t column) {
   if (!p.bias) return _mm512_setzero_ps();
@@ -179,7 +137,7 @@ void pack(const Product& p, void* packed) {
   bf16* target = static_cast<bf16*>(packed);
   for (int64_t row = 0; row < p.rows; row += kTile) {
     for (int64_t k = 0; k < p.in; k += kDepth, target += kPacked) {
-      pack_tile(p.x + row * p.in + k, p.in, p.rows - row, target);
+      pack_tile([&](int i) { return p.x + (row + i) * p.in + k; }, p.rows - row, target);
     }
   }
 }
