@@ -69,7 +69,7 @@ class Kernels:
         return Kernels(self._library, instructions)
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [rows, in] times weight [out, in] transposed, plus bias [out]; all bfloat16. For few rows."""
+        """x [rows, in] times weight [out, in] transposed, plus bias [out]; all bfloat16."""
         rows, width = x.shape
         y = x.new_empty(rows, weight.shape[0])
         self._library.equipoise_product(

@@ -57,7 +57,11 @@ inline void multiply(int set, const Product& p) {
   };
   if (set == kAmx && p.in % 32 == 0 && p.out % 16 == 0) {
     void* const packed = scratch(amx::packed_bytes(p));
-    amx::pack(p, packed);
+    constexpr int64_t kRows = 16;
+    at::parallel_for(0, (p.rows + kRows - 1) / kRows, std::max<int64_t>(1, kGrain / (kRows * p.in)),
+                     [&](int64_t first, int64_t last) {
+                       amx::pack(p, packed, first * kRows, std::min(last * kRows, p.rows));
+                     });
     by_columns([&](int64_t first, int64_t last) { amx::product(p, packed, first, last); });
   } else if (set >= kAvx512) {
     by_columns([&](int64_t first, int64_t last) { avx512::product(p, first, last); });
