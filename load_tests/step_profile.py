@@ -105,6 +105,8 @@ class Floor:
 
     weight_bytes: int
     parameters: float
+    head_parameters: float
+    """Of `parameters`, those that only the rows that are sampled from are multiplied with: a prompt's last one."""
     kv_bytes_per_token: int
     attention_flop_per_pair: int
     """Of a query and a key, all layers and heads together."""
@@ -116,7 +118,8 @@ class Floor:
         tokens = case.batch or case.context
         pairs = tokens * case.context / (1 if case.batch else 2)
         kv_bytes = case.batch * case.context * self.kv_bytes_per_token
-        flop = 2 * self.parameters * tokens + self.attention_flop_per_pair * pairs
+        products = (self.parameters - self.head_parameters) * tokens + self.head_parameters * (case.batch or 1)
+        flop = 2 * products + self.attention_flop_per_pair * pairs
         return max((self.weight_bytes + kv_bytes) / self.bytes_per_s, flop / self.flop_per_s)
 
 
@@ -139,6 +142,7 @@ class ProfiledEngine:
         return Floor(
             parameters * dtype.itemsize,
             parameters,
+            outer["head.weight" if "head.weight" in outer else "embedding.weight"].numel(),
             self.loaded.layout.kv_bytes_per_token,
             4 * spec.num_layers * spec.num_heads * spec.head_dim,
             read_bytes_per_s(parameters * dtype.itemsize),

@@ -88,7 +88,7 @@ class CausalModel:
         self._backend.begin(batch)
         step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype), heads)
         x, delta = self.ops.pad(x), None
-        fused = self._fused if self._fused is not None and self._fused.takes(x, batch) else None
+        fused = self._fused if self._fused is not None and self._fused.takes(x) else None
         for run, is_whole in _runs(layers, heads, one_by_one=before_layer is not None):
             if before_layer is not None:
                 before_layer(run.start)

@@ -50,17 +50,18 @@ def models(loaded: LoadedModel, kernels: Kernels) -> tuple[CausalModel, CausalMo
     return fused, apart
 
 
-def decodes(contexts: list[int], loaded: LoadedModel) -> StepBatch:
-    """Sequences of so many tokens, each with blocks of its own among the first eight."""
+def step(contexts: list[int], loaded: LoadedModel, prompts: list[tuple[int, int]] | None = None) -> StepBatch:
+    """Decodes of sequences of so many tokens, and prompt chunks: tokens before each and its own. Each sequence has
+    blocks of its own among the first eight."""
     block_tokens, free = loaded.layout.block_tokens, list(range(8))
     chunks = []
-    for context in contexts:
-        request = EngineRequest("r", tuple(range(context)), SamplingParams(max_tokens=1))
+    for before, new in [*((context - 1, 1) for context in contexts), *(prompts or [])]:
+        request = EngineRequest("r", tuple(range(before + new)), SamplingParams(max_tokens=1))
         sequence = SequenceState(request, 0, lambda keys, tokens: [])
-        sequence.num_computed = context - 1
-        sequence.block_ids = [free.pop() for _ in range(-(-context // block_tokens))]
-        chunks.append(Chunk(sequence, 1, context - 1))
-    return build_batch(chunks, [], block_tokens, torch.device("cpu"))
+        sequence.num_computed = before
+        sequence.block_ids = [free.pop() for _ in range(-(-(before + new) // block_tokens))]
+        chunks.append(Chunk(sequence, new, before))
+    return build_batch(chunks[: len(contexts)], chunks[len(contexts) :], block_tokens, torch.device("cpu"))
 
 
 def check_same(loaded: LoadedModel, fused: CausalModel, apart: CausalModel, batch: StepBatch) -> None:
@@ -94,14 +95,16 @@ def test_same_bits_as_operation_by_operation(
 ) -> None:
     loaded = load(family_folders[family], make_engine)
     for contexts in ([1], [33], [5, 16, 17], [40, 1, 2, 30, 9]):
-        check_same(loaded, *models(loaded, kernels), decodes(contexts, loaded))
+        check_same(loaded, *models(loaded, kernels), step(contexts, loaded))
+    for contexts, prompts in [([], [(0, 33)]), ([20, 3], [(17, 20), (0, 5)])]:
+        check_same(loaded, *models(loaded, kernels), step(contexts, loaded, prompts))
 
 
 def test_weights_and_pages_may_come_to_lie_elsewhere(llama_folder: Path, make_engine: MakeEngine) -> None:
     """As they do when layers and heads move."""
     loaded = load(llama_folder, make_engine)
     fused, apart = models(loaded, kernels_of(InstructionSet.AVX2))
-    batch = decodes([20, 3], loaded)
+    batch = step([20, 3], loaded)
     check_same(loaded, fused, apart, batch)
     loaded.model.layers[1] = {role: tensor.clone() * 2 for role, tensor in loaded.model.layers[1].items()}
     check_same(loaded, fused, apart, batch)
@@ -116,17 +119,16 @@ def test_more_threads_change_nothing(llama_folder: Path, make_engine: MakeEngine
     fused, apart = models(loaded, kernels_of(InstructionSet.AVX2))
     torch.set_num_threads(2)
     try:
-        check_same(loaded, fused, apart, decodes([9] * 8, loaded))
+        check_same(loaded, fused, apart, step([9] * 4, loaded, [(3, 40)]))
     finally:
         torch.set_num_threads(1)
 
 
-def test_prompts_and_float32_are_run_operation_by_operation(llama_folder: Path, make_engine: MakeEngine) -> None:
+def test_many_rows_and_float32_are_run_operation_by_operation(llama_folder: Path, make_engine: MakeEngine) -> None:
     loaded = load(llama_folder, make_engine)
     ops = NativeLayerOps(loaded.spec, kernels_of(InstructionSet.AVX2))
     fused = ops.fused_layers()
     assert fused is not None
-    batch = decodes([3], loaded)
-    assert fused.takes(torch.zeros(1, 8, dtype=torch.bfloat16), batch)
-    assert not fused.takes(torch.zeros(1, 8), batch)
-    assert not fused.takes(torch.zeros(1000, 8, dtype=torch.bfloat16), batch)
+    assert fused.takes(torch.zeros(1, 8, dtype=torch.bfloat16))
+    assert not fused.takes(torch.zeros(1, 8))
+    assert not fused.takes(torch.zeros(1000, 8, dtype=torch.bfloat16))

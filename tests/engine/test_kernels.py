@@ -58,7 +58,7 @@ def test_product_of_odd_shapes(kernels: Kernels, rows: int, width: int, out: int
     check_product(kernels, rows, width, out, seed, with_bias=with_bias)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 64, 100])
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 64, 65, 100, 300])
 @pytest.mark.parametrize(("width", "out"), [(32, 16), (64, 64), (96, 80), (576, 208)])
 def test_product_of_whole_tiles(kernels: Kernels, rows: int, width: int, out: int) -> None:
     check_product(kernels, rows, width, out, rows, with_bias=out == 80)
@@ -69,12 +69,13 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(kernels: Kernels, widt
     """So that a sequence's tokens do not depend on who is served beside it."""
     x, weight = randn(1, 100, width), randn(2, out, width)
     together = kernels.product(x, weight, None)
-    for first, last in [(0, 1), (5, 6), (7, 15), (20, 40), (31, 64), (60, 100)]:
+    for first, last in [(0, 1), (5, 6), (7, 15), (20, 40), (31, 64), (60, 100), (9, 90)]:
         assert torch.equal(kernels.product(x[first:last], weight, None), together[first:last])
 
 
-def test_more_threads_change_nothing(kernels: Kernels) -> None:
-    x, weight = randn(1, 40, 2048), randn(2, 1000, 2048)
+@pytest.mark.parametrize("rows", [40, 130])
+def test_more_threads_change_nothing(kernels: Kernels, rows: int) -> None:
+    x, weight = randn(1, rows, 2048), randn(2, 1008, 2048)
     alone = kernels.product(x, weight, None)
     torch.set_num_threads(2)
     try:

@@ -41,9 +41,9 @@ def test_a_part_is_counted_without_those_within_it() -> None:
 
 
 def test_floor_is_the_longer_of_bytes_and_flops() -> None:
-    floor = Floor(1000, 500, 10, 8, bytes_per_s=100.0, flop_per_s=1000.0)
+    floor = Floor(1000, 500, 100, 10, 8, bytes_per_s=100.0, flop_per_s=1000.0)
     assert floor.seconds(Case(2, 30)) == pytest.approx((1000 + 2 * 30 * 10) / 100)
-    assert floor.seconds(Case(0, 100)) == pytest.approx((2 * 500 * 100 + 8 * 100 * 100 / 2) / 1000)
+    assert floor.seconds(Case(0, 100)) == pytest.approx((2 * (400 * 100 + 100) + 8 * 100 * 100 / 2) / 1000)
 
 
 def test_table_has_a_row_for_each_case(

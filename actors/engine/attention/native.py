@@ -1,5 +1,4 @@
-"""Attention with our own kernels, on a CPU: decodes read K and V where they lie in the pages, and nothing is gathered.
-Prompt chunks are torch's."""
+"""Attention with our own kernels, on a CPU: K and V are read where they lie in the pages, and nothing is gathered."""
 
 from __future__ import annotations
 
@@ -26,9 +25,9 @@ class NativeAttention(TorchAttention):
         else:
             self._kernels.write_rows(batch, _with_whole_rows(k), _with_whole_rows(v), kv)
 
-    def _decode(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
+    def _attend(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         if q.dtype not in DTYPES:
-            return super()._decode(batch, q, kv)
+            return super()._attend(batch, q, kv)
         return self._kernels.attend(batch, _with_whole_rows(q), kv)
 
 

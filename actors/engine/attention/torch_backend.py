@@ -39,15 +39,18 @@ class TorchAttention:
         if batch is None:
             raise RuntimeError("attend was called before begin")
         self._write(batch, k, v, kv)
+        return self._attend(batch, q, kv)
+
+    def _write(self, batch: StepBatch, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> None:
+        write_rows(batch, k, v, kv)
+
+    def _attend(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         if not batch.prefills:
             return self._decode(batch, q, kv)
         parts = [self._decode(batch, q[: batch.num_decodes], kv)] if batch.num_decodes else []
         for rows in batch.prefills:
             parts.append(self._prefill(rows, q[rows.first_row : rows.first_row + rows.num_rows], kv))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _write(self, batch: StepBatch, k: torch.Tensor, v: torch.Tensor, kv: LayerKv) -> None:
-        write_rows(batch, k, v, kv)
 
     def _decode(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
         num_heads, rows, head_dim = kv.page_of.shape[0], q.shape[0], q.shape[-1]

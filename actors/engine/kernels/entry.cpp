@@ -79,6 +79,19 @@ void equipoise_attend(int set, int half, const void* q, int64_t q_stride, const 
   }
 }
 
+void equipoise_attend_chunks(int set, int half, const void* q, int64_t q_stride, const void* memory, void* y,
+                             const int64_t* page_of, const int64_t* blocks, const int64_t* rows, const int64_t* context,
+                             int64_t count, int64_t width, int64_t heads, int64_t group, int64_t capacity,
+                             int64_t block_tokens, int64_t head_dim, int64_t window, float scale) {
+  const Prompt chunk{{page_of, capacity, block_tokens, head_dim}, nullptr, 0, 0, heads, group, q_stride, window, scale};
+  const Chunks chunks{blocks, rows, context, count, width};
+  if (half) {
+    attend_chunks<bf16>(set, chunk, {in<bf16>(q), in<bf16>(memory), out<bf16>(y)}, chunks);
+  } else {
+    attend_chunks<float>(set, chunk, {in<float>(q), in<float>(memory), out<float>(y)}, chunks);
+  }
+}
+
 void equipoise_add_norm(int set, int half, const void* x, const void* delta, const void* weight, const void* bias,
                         void* sum, void* y, int64_t rows, int64_t width, float eps, int rms) {
   if (half) {

@@ -1,4 +1,4 @@
-"""Layers of a step of decodes in one call of our kernels, in bfloat16.
+"""Layers of a step in one call of our kernels, in bfloat16.
 
 With ten calls from Python a layer, a step of one row takes a fifth longer. What is computed is the same, to the bit.
 """
@@ -48,8 +48,9 @@ class _Step(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "before", "delta", "cos", "sin", "pages")),
         *((name, ctypes.c_void_p) for name in ("write_blocks", "write_offsets", "blocks", "context")),
+        *((name, ctypes.c_void_p) for name in ("chunk_blocks", "chunk_rows", "chunk_context")),
         ("seconds", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "width")),
+        *((name, ctypes.c_int64) for name in ("rows", "decodes", "width", "chunks", "chunk_width")),
     ]
 
 
@@ -78,9 +79,9 @@ class FusedLayers:
         self._layers = (_Layer * spec.num_layers)()
         self._known: list[_Known | None] = [None] * spec.num_layers
 
-    def takes(self, x: torch.Tensor, batch: StepBatch) -> bool:
-        """Whether `run` is for such a step: decodes alone, few, in bfloat16."""
-        return x.dtype == torch.bfloat16 and x.shape[0] <= self._max_rows and not batch.prefills
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether `run` is for such a step: not too many rows, in bfloat16."""
+        return x.dtype == torch.bfloat16 and x.shape[0] <= self._max_rows
 
     def run(
         self,
@@ -106,10 +107,10 @@ class FusedLayers:
         )  # fmt: skip
         tensors = (
             x, before, after, cos, sin, kv.pages, batch.write_blocks, batch.write_offsets, batch.decode_blocks,
-            batch.decode_context, self.seconds,
+            batch.decode_context, batch.prefill_blocks, batch.prefill_rows, batch.prefill_context, self.seconds,
         )  # fmt: skip
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        step = _Step(*pointers, x.shape[0], batch.decode_blocks.shape[1])
+        step = _Step(*pointers, x.shape[0], *batch.decode_blocks.shape, *batch.prefill_blocks.shape)
         self._kernels.run_layers(shape, self._layers, first, len(layers), step)
         return x, after if spec.pre_norm else None
 

@@ -107,9 +107,13 @@ class Run {
       const Pages pages{l.page_of, l.capacity, shape_.block_tokens, dim};
       write(pages, step_.pages, qk + width, qkv_ + qk_heads() * dim, qk_stride, qkv_heads() * dim, step_.write_blocks,
             step_.write_offsets, step_.rows, shape_.kv_heads);
+      const int64_t group = shape_.heads / shape_.kv_heads, decodes = step_.decodes;
       const Decode decode{pages, step_.blocks, step_.context, step_.width, shape_.kv_heads,
-                          shape_.heads / shape_.kv_heads, qk_stride, l.window, shape_.scale};
-      attend<bf16>(set_, decode, {qk, step_.pages, attended_}, step_.rows);
+                          group, qk_stride, l.window, shape_.scale};
+      attend<bf16>(set_, decode, {qk, step_.pages, attended_}, decodes);
+      const Prompt chunk{pages, nullptr, 0, 0, shape_.kv_heads, group, qk_stride, l.window, shape_.scale};
+      attend_chunks<bf16>(set_, chunk, {qk + decodes * qk_stride, step_.pages, attended_ + decodes * width},
+                          {step_.chunk_blocks, step_.chunk_rows, step_.chunk_context, step_.chunks, step_.chunk_width});
     }
     linear(attended_, l.o, l.o_bias, step_.delta, width, shape_.hidden);
   }

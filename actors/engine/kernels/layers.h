@@ -21,17 +21,18 @@ struct Layer {
   int64_t capacity, window;
 };
 
-// Decodes: each row is a sequence's last token.
+// Rows of decodes, each a sequence's last token, and behind them those of prompt chunks.
 struct Step {
   bf16* x;             // [rows, hidden]: hidden states; changed
   const bf16* before;  // as x: is added to them before the first layer; or null
   bf16* delta;         // as x: is to be added after the last layer, if norms come first
   const bf16 *cos, *sin;  // [rows, head_dim], or null
   bf16* pages;
-  const int64_t *write_blocks, *write_offsets;  // [rows]
-  const int64_t *blocks, *context;              // see Decode
+  const int64_t *write_blocks, *write_offsets;                // [rows]
+  const int64_t *blocks, *context;                            // see Decode
+  const int64_t *chunk_blocks, *chunk_rows, *chunk_context;  // see Chunks
   double* seconds;  // null, or CPU seconds to add to: of products, of attention, of the rest
-  int64_t rows, width;
+  int64_t rows, decodes, width, chunks, chunk_width;
 };
 
 void run_layers(int set, const Shape& shape, const Layer* layers, int64_t count, const Step& step);

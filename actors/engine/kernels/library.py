@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "product": (_INT, *[_POINTER] * 4, *[_SIZE] * 3),
     "write": (_INT, *[_POINTER] * 2, *[_SIZE] * 2, *[_POINTER] * 4, *[_SIZE] * 5),
     "attend": (_INT, _INT, _POINTER, _SIZE, *[_POINTER] * 5, *[_SIZE] * 8, _FLOAT),
+    "attend_chunks": (_INT, _INT, _POINTER, _SIZE, *[_POINTER] * 6, *[_SIZE] * 8, _FLOAT),
     "add_norm": (_INT, _INT, *[_POINTER] * 6, *[_SIZE] * 2, _FLOAT, _INT),
     "rotate": (_INT, _INT, _POINTER, _SIZE, *[_POINTER] * 3, *[_SIZE] * 3),
     "activate": (_INT, _INT, *[_POINTER] * 2, *[_SIZE] * 2, _INT, _INT),
@@ -68,7 +69,7 @@ class Kernels:
         return Kernels(self._library, instructions)
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [rows, in] times weight [out, in] transposed, plus bias [out]; all bfloat16. For few rows."""
+        """x [rows, in] times weight [out, in] transposed, plus bias [out]; all bfloat16."""
         rows, width = x.shape
         y = x.new_empty(rows, weight.shape[0])
         self._library.equipoise_product(
@@ -86,15 +87,23 @@ class Kernels:
         )  # fmt: skip
 
     def attend(self, batch: StepBatch, q: torch.Tensor, kv: LayerKv) -> torch.Tensor:
-        """Attention of the step's decodes: q [D, H * group, head_dim], of any row stride."""
+        """Attention of the step's decodes and prompt chunks: q [T, H * group, head_dim], of any row stride."""
         heads, capacity = kv.page_of.shape
-        rows, width = batch.decode_blocks.shape
         out = q.new_empty(q.shape)
-        self._library.equipoise_attend(
-            self.instructions, _is_half(q), q.data_ptr(), q.stride(0), kv.pages.data_ptr(), out.data_ptr(),
-            kv.page_of.data_ptr(), batch.decode_blocks.data_ptr(), batch.decode_context.data_ptr(), rows, width, heads,
-            q.shape[1] // heads, capacity, kv.pages.shape[2], kv.pages.shape[3], kv.window or 0, kv.scale,
-        )  # fmt: skip
+        sizes = heads, q.shape[1] // heads, capacity, kv.pages.shape[2], kv.pages.shape[3], kv.window or 0, kv.scale
+        if batch.num_decodes:
+            self._library.equipoise_attend(
+                self.instructions, _is_half(q), q.data_ptr(), q.stride(0), kv.pages.data_ptr(), out.data_ptr(),
+                kv.page_of.data_ptr(), batch.decode_blocks.data_ptr(), batch.decode_context.data_ptr(),
+                *batch.decode_blocks.shape, *sizes,
+            )  # fmt: skip
+        if batch.prefills:
+            first = batch.num_decodes
+            self._library.equipoise_attend_chunks(
+                self.instructions, _is_half(q), q[first:].data_ptr(), q.stride(0), kv.pages.data_ptr(),
+                out[first:].data_ptr(), kv.page_of.data_ptr(), batch.prefill_blocks.data_ptr(),
+                batch.prefill_rows.data_ptr(), batch.prefill_context.data_ptr(), *batch.prefill_blocks.shape, *sizes,
+            )  # fmt: skip
         return out
 
     def add_norm(

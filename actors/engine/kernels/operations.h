@@ -4,12 +4,15 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "attention.h"
 #include "products.h"
+#include "prompts.h"
 #include "rows.h"
 
 namespace equipoise {
@@ -54,7 +57,11 @@ inline void multiply(int set, const Product& p) {
   };
   if (set == kAmx && p.in % 32 == 0 && p.out % 16 == 0) {
     void* const packed = scratch(amx::packed_bytes(p));
-    amx::pack(p, packed);
+    constexpr int64_t kRows = 16;
+    at::parallel_for(0, (p.rows + kRows - 1) / kRows, std::max<int64_t>(1, kGrain / (kRows * p.in)),
+                     [&](int64_t first, int64_t last) {
+                       amx::pack(p, packed, first * kRows, std::min(last * kRows, p.rows));
+                     });
     by_columns([&](int64_t first, int64_t last) { amx::product(p, packed, first, last); });
   } else if (set >= kAvx512) {
     by_columns([&](int64_t first, int64_t last) { avx512::product(p, first, last); });
@@ -92,6 +99,59 @@ void attend(int set, const Decode& d, const Tensors<T>& t, int64_t rows) {
       } else {
         avx2::attend(d, t, i / d.heads, i % d.heads, memory);
       }
+    }
+  });
+}
+
+// The prompt chunks of a step, P of them, whose rows lie behind each other.
+struct Chunks {
+  const int64_t* blocks;   // [P, width]
+  const int64_t* rows;     // [P]
+  const int64_t* context;  // [P] tokens that the chunk's last row sees
+  int64_t count, width;
+};
+
+inline void attend_item(int set, const Prompt& p, const Tensors<float>& t, int64_t head, int64_t first, int64_t last,
+                        void* memory) {
+  set >= kAvx512 ? avx512::attend(p, t, head, first, last, memory) : avx2::attend(p, t, head, first, last, memory);
+}
+
+inline void attend_item(int set, const Prompt& p, const Tensors<bf16>& t, int64_t head, int64_t first, int64_t last,
+                        void* memory) {
+  if (set == kAmx && tiles_fit(p)) return amx::attend(p, t, head, first, last, memory);
+  set >= kAvx512 ? avx512::attend(p, t, head, first, last, memory) : avx2::attend(p, t, head, first, last, memory);
+}
+
+// `chunk` has what all chunks share; q and out of `t` begin at the first one's first row.
+template <class T>
+void attend_chunks(int set, Prompt chunk, Tensors<T> t, const Chunks& chunks) {
+  struct Piece {
+    Prompt chunk;
+    Tensors<T> tensors;
+    int64_t head, first, last;
+  };
+  std::vector<Piece> pieces;
+  const int64_t tokens = item_tokens(chunk);
+  for (int64_t c = 0; c < chunks.count; ++c) {
+    chunk.blocks = chunks.blocks + c * chunks.width;
+    chunk.rows = chunks.rows[c];
+    chunk.context = chunks.context[c];
+    // The last rows, which see most, first: threads then end at about the same time.
+    for (int64_t first = (chunk.rows - 1) / tokens * tokens; first >= 0; first -= tokens) {
+      for (int64_t head = 0; head < chunk.heads; ++head) {
+        pieces.push_back({chunk, t, head, first, std::min(first + tokens, chunk.rows)});
+      }
+    }
+    t.q += chunk.rows * chunk.q_stride;
+    t.out += chunk.rows * chunk.heads * chunk.group * chunk.pages.head_dim;
+  }
+  const int64_t num_bytes = prompt_scratch_bytes(chunk), count = int64_t(pieces.size());
+  std::atomic<int64_t> next = 0;
+  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {
+    void* const memory = scratch(num_bytes);
+    for (int64_t i = next++; i < count; i = next++) {
+      const Piece& piece = pieces[i];
+      attend_item(set, piece.chunk, piece.tensors, piece.head, piece.first, piece.last, memory);
     }
   });
 }

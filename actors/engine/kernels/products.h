@@ -1,4 +1,4 @@
-// Linear products of bfloat16 matrices for few rows. Which instruction set is used is decided in entry.cpp; no function
+// Linear products of bfloat16 matrices. Which instruction set is used is decided in entry.cpp; no function
 // here may be called on a processor without its instructions.
 //
 // Weights stay as they are stored, [out, in] with `in` contiguous: layers move between workers as bytes and share one
@@ -35,8 +35,8 @@ void product(const Product& p, int64_t first, int64_t last);
 namespace amx {
 // Bytes that `pack` writes.
 int64_t packed_bytes(const Product& p);
-// x as `product` reads it; `packed` is aligned to 64 bytes.
-void pack(const Product& p, void* packed);
+// Rows `first`, a multiple of 16, to `last` of x as `product` reads them; `packed` is aligned to 64 bytes.
+void pack(const Product& p, void* packed, int64_t first, int64_t last);
 void product(const Product& p, const void* packed, int64_t first, int64_t last);
 }  // namespace amx
 

@@ -1,56 +1,18 @@
-// AMX: a tile product adds [16, 32] x [32, 16] bfloat16 to [16, 16] float32. One operand of it is read as it is stored:
-// here the weight, each number once. The other one, x, is packed before, with its pairs of `in` beside each other:
-// [pair of 16][row of 16][2]. Sums come out as [out, rows].
+// Products by tiles. The weight is read as it is stored, each number once, and x is packed before. Sums come out as
+// [out, rows].
 #include <immintrin.h>
 
 #include "products.h"
+#include "tiles.h"
 
 namespace equipoise::amx {
 namespace {
 
-constexpr int kTile = 16;    // rows of a tile, and numbers of float32 in a row of one
-constexpr int kDepth = 32;   // numbers of `in` a tile product
-constexpr int kPacked = kTile * kDepth;
-constexpr int kMostTiles = 4;  // of rows, that a tile of the weight is multiplied with while it is at hand
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-void transpose(__m512i v[kTile]) {
-  __m512i t[kTile];
-  for (int i = 0; i < kTile; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-  }
-  for (int i = 0; i < kTile; i += 4) {
-    v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  // Now 128-bit lane l of v[4 a + b] has column 4 l + b of rows 4 a to 4 a + 3.
-  for (int b = 0; b < 4; ++b) {
-    __m512i low01 = _mm512_shuffle_i32x4(v[b], v[b + 4], 0x44), high01 = _mm512_shuffle_i32x4(v[b], v[b + 4], 0xEE);
-    __m512i low23 = _mm512_shuffle_i32x4(v[b + 8], v[b + 12], 0x44);
-    __m512i high23 = _mm512_shuffle_i32x4(v[b + 8], v[b + 12], 0xEE);
-    t[b] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-    t[b + 4] = _mm512_shuffle_i32x4(low01, low23, 0xDD);
-    t[b + 8] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-    t[b + 12] = _mm512_shuffle_i32x4(high01, high23, 0xDD);
-  }
-  for (int i = 0; i < kTile; ++i) v[i] = t[i];
-}
-
-// A tile of 16 rows, of which `rows` are there, of a matrix with rows of `stride` numbers, packed.
-void pack_tile(const bf16* source, int64_t stride, int64_t rows, bf16* target) {
-  __m512i v[kTile];
-  for (int i = 0; i < kTile; ++i) v[i] = i < rows ? _mm512_loadu_si512(source + i * stride) : _mm512_setzero_si512();
-  transpose(v);
-  for (int i = 0; i < kTile; ++i) _mm512_store_si512(target + i * kDepth, v[i]);
-}
+constexpr int kMostTiles = 4;  // of sums at a time
+// Up to kMostTiles tiles of rows, what takes long is reading the weight, and each tile of it meets all of them. Of more
+// rows, two tiles meet two tiles of the weight, so that each load serves two products, and kPanel columns of the weight
+// stay in the second cache while all rows meet them.
+constexpr int64_t kPanel = 128;
 
 __m512 bias_of(const Product& p, int64_t column) {
   if (!p.bias) return _mm512_setzero_ps();
@@ -81,26 +43,31 @@ void store(const Product& p, const float* sums, int64_t row, int64_t count, int6
 // Sums of the last tiles, which are stored while the next ones are being added up.
 class Finished {
  public:
-  // Where the tiles of `first` and the following ones go, at `column`.
-  float* next(int64_t column, int64_t first, int tiles) {
+  // Where the tiles of `first` and the following ones, `tiles` of them, go: for 16 columns from `column` on, and if `tall`
+  // for the next 16 behind them.
+  float* next(int64_t column, int64_t first, int tiles, bool tall = false) {
     now_ ^= 1;
     column_ = column;
     first_ = first;
     tiles_ = tiles;
+    columns_ = tall ? 2 : 1;
     return sums_[now_];
   }
 
   void store_all(const Product& p) {
-    for (int i = 0; i < tiles_; ++i) {
-      const int64_t row = (first_ + i) * kTile, rest = p.rows - row;
-      store(p, sums_[now_] + i * kTile * kTile, row, rest < kTile ? rest : kTile, column_);
+    const float* sums = sums_[now_];
+    for (int c = 0; c < columns_; ++c) {
+      for (int i = 0; i < tiles_; ++i, sums += kTile * kTile) {
+        const int64_t row = (first_ + i) * kTile, rest = p.rows - row;
+        if (rest > 0) store(p, sums, row, rest < kTile ? rest : kTile, column_ + c * kTile);
+      }
     }
-    tiles_ = 0;
+    columns_ = 0;
   }
 
  private:
   alignas(64) float sums_[2][kMostTiles * kTile * kTile];
-  int now_ = 0, tiles_ = 0;
+  int now_ = 0, tiles_ = 0, columns_ = 0;
   int64_t column_, first_;
 };
 
@@ -109,13 +76,17 @@ class Finished {
 class Ahead {
  public:
   // Behind 16 columns of the weight.
-  Ahead(const Product& p, const bf16* weight) : next_(reinterpret_cast<const char*>(weight + kTile * p.in) + kLead) {}
+  Ahead(const Product& p, const bf16* weight) : Ahead(weight + kTile * p.in + kLead / int64_t(sizeof(bf16))) {}
+  explicit Ahead(const bf16* next) : next_(reinterpret_cast<const char*>(next)) {}
 
   // As much as a tile has.
   void tile() {
     _Pragma("GCC unroll 16")
     for (int line = 0; line < kTile; ++line) _mm_prefetch(next_ + 64 * line, _MM_HINT_T1);
     next_ += 64 * kTile;
+  }
+  void lines(int64_t count) {
+    for (; count > 0; --count, next_ += 64) _mm_prefetch(next_, _MM_HINT_T1);
   }
 
  private:
@@ -171,15 +142,68 @@ void columns(const Product& p, const bf16* packed, int64_t column, int64_t first
   }
 }
 
+// 32 columns of two tiles of rows, from tile `first` on; the order of adding is that of `columns`. `lines`: how many are
+// asked for at a step.
+void two_by_two(const Product& p, const bf16* packed, int64_t column, int64_t first, Ahead& ahead, int64_t lines,
+                Finished& finished) {
+  const int64_t stride = p.in * int64_t(sizeof(bf16)), steps = p.in / kDepth;
+  const bf16* const weight = p.weight + column * p.in;
+  const bf16* x = packed + first * steps * kPacked;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t step = 0; step < steps; ++step, x += kPacked) {
+    ahead.lines(lines);
+    _tile_loadd(4, weight + step * kDepth, stride);
+    _tile_loadd(6, x, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, x + steps * kPacked, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, weight + kTile * p.in + step * kDepth, stride);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    if (step == steps / 2) finished.store_all(p);
+  }
+  float* const sums = finished.next(column, first, 2, true);
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + kTile * kTile, 64);
+  _tile_stored(2, sums + 2 * kTile * kTile, 64);
+  _tile_stored(3, sums + 3 * kTile * kTile, 64);
+}
+
+// `product` of more than kMostTiles tiles of rows.
+void product_of_many(const Product& p, const bf16* packed, int64_t first, int64_t last, Finished& finished) {
+  const int64_t tiles = row_tiles(p), pairs = (tiles + 1) / 2;
+  const int64_t lines = kDepth / pairs;  // the next panel is there when all rows have met this one
+  const int64_t whole = first + (last - first) / (2 * kTile) * 2 * kTile;
+  for (int64_t panel = first; panel < whole; panel += kPanel) {
+    const int64_t end = panel + kPanel < whole ? panel + kPanel : whole;
+    Ahead ahead(p.weight + end * p.in);
+    for (int64_t tile = 0; tile < tiles; tile += 2) {
+      for (int64_t column = panel; column < end; column += 2 * kTile) {
+        two_by_two(p, packed, column, tile, ahead, lines, finished);
+      }
+    }
+  }
+  if (whole == last) return;
+  for (int64_t tile = 0; tile < tiles; tile += kMostTiles) {
+    columns<false>(p, packed, whole, tile, tiles - tile < kMostTiles ? tiles - tile : kMostTiles, finished);
+  }
+}
+
 }  // namespace
 
-int64_t packed_bytes(const Product& p) { return row_tiles(p) * kTile * p.in * int64_t(sizeof(bf16)); }
+int64_t packed_bytes(const Product& p) {
+  const int64_t tiles = (row_tiles(p) + 1) / 2 * 2;  // the last of an odd number is read too, and not stored
+  return tiles * kTile * p.in * int64_t(sizeof(bf16));
+}
 
-void pack(const Product& p, void* packed) {
-  bf16* target = static_cast<bf16*>(packed);
-  for (int64_t row = 0; row < p.rows; row += kTile) {
+void pack(const Product& p, void* packed, int64_t first, int64_t last) {
+  bf16* target = static_cast<bf16*>(packed) + first * p.in;
+  for (int64_t row = first; row < last; row += kTile) {
     for (int64_t k = 0; k < p.in; k += kDepth, target += kPacked) {
-      pack_tile(p.x + row * p.in + k, p.in, p.rows - row, target);
+      pack_tile([&](int i) { return p.x + (row + i) * p.in + k; }, p.rows - row, target);
     }
   }
 }
@@ -190,11 +214,10 @@ void product(const Product& p, const void* packed, int64_t first, int64_t last) 
   const bf16* const x = static_cast<const bf16*>(packed);
   const int64_t tiles = row_tiles(p);
   Finished finished;
-  for (int64_t column = first; column < last; column += kTile) {
-    columns<true>(p, x, column, 0, tiles < kMostTiles ? tiles : kMostTiles, finished);
-    for (int64_t tile = kMostTiles; tile < tiles; tile += kMostTiles) {
-      columns<false>(p, x, column, tile, tiles - tile < kMostTiles ? tiles - tile : kMostTiles, finished);
-    }
+  if (tiles > kMostTiles) {
+    product_of_many(p, x, first, last, finished);
+  } else {
+    for (int64_t column = first; column < last; column += kTile) columns<true>(p, x, column, 0, tiles, finished);
   }
   finished.store_all(p);
   _tile_release();

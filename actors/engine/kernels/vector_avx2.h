@@ -47,6 +47,10 @@ struct Vector {
   Vector times_plus(Vector factor, Vector term) const { return {_mm256_fmadd_ps(v, factor.v, term.v)}; }
   Vector least(Vector other) const { return {_mm256_min_ps(v, other.v)}; }
   Vector greatest(Vector other) const { return {_mm256_max_ps(v, other.v)}; }
+  // `other` where left < right, which is false for NaN
+  Vector unless_less(Vector left, Vector right, Vector other) const {
+    return {_mm256_blendv_ps(v, other.v, _mm256_cmp_ps(left.v, right.v, _CMP_LT_OQ))};
+  }
   Vector rounded() const { return {_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
   // this * 2^exponent, for whole exponents from -126 to 127
   Vector scaled(Vector exponent) const {

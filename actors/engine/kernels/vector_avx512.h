@@ -31,6 +31,10 @@ struct Vector {
   Vector times_plus(Vector factor, Vector term) const { return {_mm512_fmadd_ps(v, factor.v, term.v)}; }
   Vector least(Vector other) const { return {_mm512_min_ps(v, other.v)}; }
   Vector greatest(Vector other) const { return {_mm512_max_ps(v, other.v)}; }
+  // `other` where left < right, which is false for NaN
+  Vector unless_less(Vector left, Vector right, Vector other) const {
+    return {_mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(left.v, right.v, _CMP_LT_OQ), other.v)};
+  }
   Vector rounded() const { return {_mm512_roundscale_ps(v, 0)}; }
   // this * 2^exponent, for whole exponents
   Vector scaled(Vector exponent) const { return {_mm512_scalef_ps(v, exponent.v)}; }
