@@ -47,6 +47,16 @@ def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any], tmp_pat
     assert int(group["rayStartParams"]["object-store-memory"]) == settings.plan.object_store_gib * 2**30
 
 
+def test_clients_are_led_to_both_ports(service: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "served.yaml"
+    path.write_text(service["spec"]["serveConfigV2"])
+    content = read_serve_config(path).content
+    ports = container(service["spec"]["rayClusterConfig"]["headGroupSpec"])["ports"]
+    # KubeRay's service for clients has the head's ports of such names, and no others.
+    led_to = {port["containerPort"] for port in ports if port["name"] == "serve" or port["name"].startswith("serve-")}
+    assert led_to == {content["http_options"]["port"], content["grpc_options"]["port"]}
+
+
 def test_the_key_file_is_where_the_ingress_looks(service: dict[str, Any]) -> None:
     cluster = service["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
