@@ -82,6 +82,7 @@ def test_a_smaller_device_holds_less_and_one_that_is_too_small_is_refused(capsys
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "prefill: the weights take 24.24 GiB" in captured.err
+    assert "a worker has one device: there is no tensor parallelism" in captured.err
 
 
 def test_the_overlay_plans_for_cpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
