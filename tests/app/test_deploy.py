@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app.cluster_check import needs_of
 from app.serve_config import read_serve_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,16 @@ def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any], tmp_pat
     gpus = group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
     assert gpus == sum(settings.role(role).replicas * settings.role(role).num_gpus for role in settings.roles)
     assert int(group["rayStartParams"]["object-store-memory"]) == settings.plan.object_store_gib * 2**30
+
+
+def test_there_are_cpus_enough_on_the_workers_alone(service: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "served.yaml"
+    path.write_text(service["spec"]["serveConfigV2"])
+    cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    (group,) = cluster["workerGroupSpecs"]
+    cpus = group["replicas"] * int(container(group)["resources"]["limits"]["cpu"])
+    assert cpus >= needs_of(read_serve_config(path).settings).num_cpus + 1  # one for all that wait for messages
 
 
 def test_clients_are_led_to_both_ports(service: dict[str, Any], tmp_path: Path) -> None:
