@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "EQUIPOISE_OVERLAY is honoured as in serving.",
         epilog="example: python -m app.plan serve_configs/llama13b.yaml --device-memory-gib 40",
     )
-    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`")
+    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`, or a RayService's")
     parser.add_argument("--config", help="the model's config.json, for a model that is not known by name")
     parser.add_argument("--device-memory-gib", type=float, help="of one device; default: plan.device_memory_gib")
     parser.add_argument("--json", action="store_true", help="print JSON")

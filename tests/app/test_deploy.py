@@ -14,11 +14,12 @@ from app.serve_config import read_serve_config
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy"
+SERVICE = FOLDER / "rayservice.yaml"
 
 
 @pytest.fixture(scope="module")
 def service() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((FOLDER / "rayservice.yaml").read_text())
+    loaded: dict[str, Any] = yaml.safe_load(SERVICE.read_text())
     return loaded
 
 
@@ -27,10 +28,8 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
-def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model(service: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "served.yaml"
-    path.write_text(service["spec"]["serveConfigV2"])
-    served, shipped = read_serve_config(path), read_serve_config(ROOT / "serve_configs" / "llama13b.yaml")
+def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model() -> None:
+    served, shipped = read_serve_config(SERVICE), read_serve_config(ROOT / "serve_configs" / "llama13b.yaml")
     assert served.content["http_options"]["host"] == "0.0.0.0"
     assert served.settings.ingress.api_keys_file
     for name in ("model", "mode", "engine", "prefill", "decode"):
@@ -38,30 +37,24 @@ def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model(service: d
     assert served.settings.store.dram_gib == shipped.settings.store.dram_gib
 
 
-def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "served.yaml"
-    path.write_text(service["spec"]["serveConfigV2"])
-    settings = read_serve_config(path).settings
+def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any]) -> None:
+    settings = read_serve_config(SERVICE).settings
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     gpus = group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
     assert gpus == sum(settings.role(role).replicas * settings.role(role).num_gpus for role in settings.roles)
     assert int(group["rayStartParams"]["object-store-memory"]) == settings.plan.object_store_gib * 2**30
 
 
-def test_there_are_cpus_enough_on_the_workers_alone(service: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "served.yaml"
-    path.write_text(service["spec"]["serveConfigV2"])
+def test_there_are_cpus_enough_on_the_workers_alone(service: dict[str, Any]) -> None:
     cluster = service["spec"]["rayClusterConfig"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     (group,) = cluster["workerGroupSpecs"]
     cpus = group["replicas"] * int(container(group)["resources"]["limits"]["cpu"])
-    assert cpus >= needs_of(read_serve_config(path).settings).num_cpus + 1  # one for all that wait for messages
+    assert cpus >= needs_of(read_serve_config(SERVICE).settings).num_cpus + 1  # one for all that wait for messages
 
 
-def test_clients_are_led_to_both_ports(service: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "served.yaml"
-    path.write_text(service["spec"]["serveConfigV2"])
-    content = read_serve_config(path).content
+def test_clients_are_led_to_both_ports(service: dict[str, Any]) -> None:
+    content = read_serve_config(SERVICE).content
     ports = container(service["spec"]["rayClusterConfig"]["headGroupSpec"])["ports"]
     # KubeRay's service for clients has the head's ports of such names, and no others.
     led_to = {port["containerPort"] for port in ports if port["name"] == "serve" or port["name"].startswith("serve-")}
