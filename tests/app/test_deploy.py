@@ -87,3 +87,14 @@ def test_the_image_copies_what_it_installs_from() -> None:
     assert "--constraint constraints.txt" in text
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert not {"constraints.txt", "pyproject.toml", "app", "README.md"} & set(ignored)
+
+
+def test_models_are_kept_where_the_hub_looks(service: dict[str, Any]) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        env = {each["name"]: each.get("value") for each in container(group)["env"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container(group)["volumeMounts"]}
+        (volume,) = (each for each in group["template"]["spec"]["volumes"] if each["name"] == mounts[env["HF_HOME"]])
+        assert "persistentVolumeClaim" in volume
+        user = group["template"]["spec"]["securityContext"]["fsGroup"]
+        assert f"--uid {user} " in (FOLDER / "Dockerfile").read_text()
