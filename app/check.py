@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "EQUIPOISE_OVERLAY is honoured as in serving.",
         epilog="example: python -m app.check serve_configs/local.yaml --fetch-model",
     )
-    parser.add_argument("config", help="file for `serve run` or `serve deploy`")
+    parser.add_argument("config", help="file for `serve run` or `serve deploy`, or a RayService's")
     parser.add_argument("--fetch-model", action="store_true", help="also fetch or convert the model, if it isn't here")
     options = parser.parse_args(argv)
     try:

@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "be warnings), 1 not ready, 2 nothing could be checked.",
         epilog="example: python -m app.cluster_check serve_configs/llama13b.yaml --json",
     )
-    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`")
+    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`, or a RayService's")
     parser.add_argument("--address", default="auto", help="of the cluster; default: the one that this machine is in")
     parser.add_argument("--config", help="the model's config.json, for a model that is not known by name")
     parser.add_argument("--disk-mib", type=int, default=1024, help="to write and read in the disk tier's folder")

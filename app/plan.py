@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,11 @@ def plan(settings: AppSettings, shape: CheckpointShape, device_memory_gib: float
         "model": settings.model,
         "mode": settings.mode,
         "parameters": shape.parameters,
+        "checkpoint_dtype": shape.dtype,
         "roles": roles,
         "store": _plan_store(settings, shape),
         "object_store_bytes": _plan_object_store(settings, roles.values()) if settings.has_store else None,
+        "notes": list(_notes(settings, roles.values())),
     }
 
 
@@ -154,8 +156,26 @@ def _plan_object_store(settings: AppSettings, roles: Iterable[dict[str, Any]]) -
     return needed_bytes(dram_bytes, longest)
 
 
+def _notes(settings: AppSettings, roles: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Of what fits and is of little use."""
+    pools = [of["kv_bytes"] for of in roles for _ in range(of["replicas"])]
+    dram_bytes = int(settings.store.dram_gib * GIB)
+    if not settings.has_store or not dram_bytes or dram_bytes > sum(pools):
+        return
+    nodes = sum(pools) // dram_bytes + 1  # the fewest whose tiers are larger together
+    where = f"on fewer than {nodes} nodes" if nodes <= len(pools) else "on however many nodes"
+    yield (
+        f"store.dram_gib is {settings.store.dram_gib:g}, and the workers' own pools take {sum(pools) / GIB:.2f} GiB in "
+        f"all: {where}, the DRAM tier has no room for more than a second copy of what they hold"
+    )
+
+
 def _text(planned: dict[str, Any]) -> str:
-    lines = [f"model       {planned['model']}: {planned['parameters']:,} parameters", f"mode        {planned['mode']}"]
+    size = f"{planned['parameters']:,} parameters, {planned['checkpoint_dtype']} as published"
+    lines = [
+        f"model       {planned['model']}: {size}",
+        f"mode        {planned['mode']}",
+    ]
     for role, of in planned["roles"].items():
         memory = "" if of["device_memory_gib"] is None else f" of {of['device_memory_gib']:g} GiB"
         lines += [
@@ -178,6 +198,8 @@ def _text(planned: dict[str, Any]) -> str:
         lines.append(
             f"  Ray's object store  {room:>18,} bytes  {room / GIB:8.2f} GiB or more, if all workers are on one node"
         )
+    for note in planned["notes"]:
+        lines += ["", f"note: {note}"]
     return "\n".join(lines)
 
 
@@ -189,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "EQUIPOISE_OVERLAY is honoured as in serving.",
         epilog="example: python -m app.plan serve_configs/llama13b.yaml --device-memory-gib 40",
     )
-    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`")
+    parser.add_argument("serve_config", help="file for `serve run` or `serve deploy`, or a RayService's")
     parser.add_argument("--config", help="the model's config.json, for a model that is not known by name")
     parser.add_argument("--device-memory-gib", type=float, help="of one device; default: plan.device_memory_gib")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -16,9 +16,10 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from app.overlay import OVERLAY_VARIABLE
+from app.ray_service import PLACE, is_kubernetes, serve_config_in
 from app.settings import AppSettings, load_settings
 from app.settings_error import SettingsError, shown
-from app.yaml_mapping import read_yaml
+from app.yaml_mapping import parse_yaml, read_text
 
 IMPORT_PATH = "app.builder:build"
 """What an application of ours names as its `import_path`."""
@@ -38,7 +39,7 @@ class ServeConfig:
 
 
 def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) -> ServeConfig:
-    """Reads and checks a file for `serve run` or `serve deploy`.
+    """Reads and checks a file for `serve run` or `serve deploy`, or the configuration in a RayService of KubeRay.
 
     Args:
         path: the YAML file.
@@ -47,7 +48,19 @@ def read_serve_config(path: str | Path, overlay_path: str | Path | None = None) 
     Raises: SettingsError, with everything that is wrong: no YAML, keys or values that Serve does not know, not exactly
     one application with our import path, settings that can't be used.
     """
-    content = _read_mapping(Path(path))
+    name = str(path)
+    text = read_text(Path(path), name, "name a Serve configuration file")
+    content = parse_yaml(text, name)
+    if not isinstance(content, dict) or not is_kubernetes(content):
+        return _checked(_mapping(content, name), overlay_path)
+    mapping = _mapping(serve_config_in(content, text, name), f"{name}: {PLACE}")
+    try:
+        return _checked(mapping, overlay_path)
+    except SettingsError as error:
+        raise SettingsError([f"{PLACE}: {line}" for line in error.problems]) from error
+
+
+def _checked(content: dict[str, Any], overlay_path: str | Path | None) -> ServeConfig:
     problems = [*unknown_keys(content, ServeDeploySchema), *_servicer_problems(content)]
     try:
         ServeDeploySchema.model_validate(content)
@@ -122,8 +135,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(part)
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
-    content = read_yaml(path, str(path), "name a Serve configuration file")
+def _mapping(content: Any, path: str) -> dict[str, Any]:
     if content is None:
         raise SettingsError([f"{path} is empty, and a Serve configuration is a mapping with `applications`"])
     if not isinstance(content, dict):

@@ -127,7 +127,8 @@ def room_for_kv(
     if left is not None and left <= 0:
         raise SizingError(
             f"the weights take {_gib(weight_bytes)} in {dtype} and the engine {_gib(workspace)} more, but "
-            f"{_gib(limit or 0)} may be used on each device: take a smaller model or dtype, or a larger device"
+            f"{_gib(limit or 0)} may be used on each device: take a smaller model or dtype, or a larger device "
+            "(a worker has one device: there is no tensor parallelism)"
         )
     if kv_cache_blocks is not None:
         wanted = -(-kv_cache_blocks // slab_pages) * slab_row_bytes

@@ -21,10 +21,19 @@ def read_yaml(path: Path, name: str, advice: str) -> Any:
     Raises: SettingsError: the file can't be read, is no YAML, or gives a key of a mapping more than once (each such key
     with its lines).
     """
+    return parse_yaml(read_text(path, name, advice), name)
+
+
+def read_text(path: Path, name: str, advice: str) -> str:
+    """The text of a UTF-8 file. Raises SettingsError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError([f"{name} can't be read ({error}); {advice}"]) from error
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The content of the one YAML document in a text; None when it holds nothing. Raises SettingsError."""
     try:
         return load_yaml(text)
     except RepeatedKeysError as error:

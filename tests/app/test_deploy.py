@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
+from app.cluster_check import needs_of
 from app.serve_config import read_serve_config
 from load_tests.server_process import RAY_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy"
+SERVICE = FOLDER / "rayservice.yaml"
 
 
 @pytest.fixture(scope="module")
 def service() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((FOLDER / "rayservice.yaml").read_text())
+    loaded: dict[str, Any] = yaml.safe_load(SERVICE.read_text())
     return loaded
 
 
@@ -27,10 +29,8 @@ def container(group: dict[str, Any]) -> dict[str, Any]:
     return dict(only)
 
 
-def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model(service: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "served.yaml"
-    path.write_text(service["spec"]["serveConfigV2"])
-    served, shipped = read_serve_config(path), read_serve_config(ROOT / "serve_configs" / "llama13b.yaml")
+def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model() -> None:
+    served, shipped = read_serve_config(SERVICE), read_serve_config(ROOT / "serve_configs" / "llama13b.yaml")
     assert served.content["http_options"]["host"] == "0.0.0.0"
     assert served.settings.ingress.api_keys_file
     for name in ("model", "mode", "engine", "prefill", "decode"):
@@ -38,14 +38,28 @@ def test_what_kuberay_serves_holds_and_is_the_file_for_the_same_model(service: d
     assert served.settings.store.dram_gib == shipped.settings.store.dram_gib
 
 
-def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "served.yaml"
-    path.write_text(service["spec"]["serveConfigV2"])
-    settings = read_serve_config(path).settings
+def test_there_are_as_many_gpus_as_workers_want(service: dict[str, Any]) -> None:
+    settings = read_serve_config(SERVICE).settings
     (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     gpus = group["replicas"] * int(container(group)["resources"]["limits"]["nvidia.com/gpu"])
     assert gpus == sum(settings.role(role).replicas * settings.role(role).num_gpus for role in settings.roles)
     assert int(group["rayStartParams"]["object-store-memory"]) == settings.plan.object_store_gib * 2**30
+
+
+def test_there_are_cpus_enough_on_the_workers_alone(service: dict[str, Any]) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    (group,) = cluster["workerGroupSpecs"]
+    cpus = group["replicas"] * int(container(group)["resources"]["limits"]["cpu"])
+    assert cpus >= needs_of(read_serve_config(SERVICE).settings).num_cpus + 1  # one for all that wait for messages
+
+
+def test_clients_are_led_to_both_ports(service: dict[str, Any]) -> None:
+    content = read_serve_config(SERVICE).content
+    ports = container(service["spec"]["rayClusterConfig"]["headGroupSpec"])["ports"]
+    # KubeRay's service for clients has the head's ports of such names, and no others.
+    led_to = {port["containerPort"] for port in ports if port["name"] == "serve" or port["name"].startswith("serve-")}
+    assert led_to == {content["http_options"]["port"], content["grpc_options"]["port"]}
 
 
 def test_the_key_file_is_where_the_ingress_looks(service: dict[str, Any]) -> None:
@@ -84,3 +98,14 @@ def test_ray_is_set_up_alike_wherever_we_start_it_load_tests_included() -> None:
         assert f"export {name} ?= {value}\n" in makefile
         for line in (*re.findall(r"^ENV (.*)$", image, flags=re.M)[-1:], *starts):
             assert f"{name}={value} " in line + " "
+
+
+def test_models_are_kept_where_the_hub_looks(service: dict[str, Any]) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        env = {each["name"]: each.get("value") for each in container(group)["env"]}
+        mounts = {mount["mountPath"]: mount["name"] for mount in container(group)["volumeMounts"]}
+        (volume,) = (each for each in group["template"]["spec"]["volumes"] if each["name"] == mounts[env["HF_HOME"]])
+        assert "persistentVolumeClaim" in volume
+        user = group["template"]["spec"]["securityContext"]["fsGroup"]
+        assert f"--uid {user} " in (FOLDER / "Dockerfile").read_text()

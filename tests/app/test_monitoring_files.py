@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -99,3 +100,25 @@ def test_rules_are_made_before_they_are_used() -> None:
 def test_prometheus_reads_the_rules() -> None:
     config = yaml.safe_load((RULES.parent / "prometheus.yaml").read_text(encoding="utf-8"))
     assert [RULES.parent / name for name in config["rule_files"]] == [RULES]
+
+
+def test_on_kubernetes_the_rules_are_these() -> None:
+    page = (RULES.parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    (\{ printf .*\}) \| kubectl apply -f -$", page, flags=re.M)
+    made = subprocess.run(["bash", "-c", command], cwd=RULES.parents[2], capture_output=True, text=True, check=True)
+    resource = yaml.safe_load(made.stdout)
+    assert resource["kind"] == "PrometheusRule"
+    assert resource["spec"] == yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    monitor = yaml.safe_load((RULES.parent / "pod-monitor.yaml").read_text(encoding="utf-8"))
+    assert resource["metadata"] == monitor["metadata"]
+
+
+def test_the_monitor_finds_every_pods_exporter() -> None:
+    monitor = yaml.safe_load((RULES.parent / "pod-monitor.yaml").read_text(encoding="utf-8"))["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    cluster = yaml.safe_load((RULES.parents[1] / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert monitor["selector"]["matchLabels"].items() <= group["template"]["metadata"]["labels"].items()
+        (container,) = group["template"]["spec"]["containers"]
+        (port,) = (port for port in container["ports"] if port["name"] == endpoint["port"])
+        assert port["containerPort"] == int(group["rayStartParams"]["metrics-export-port"])

@@ -76,12 +76,52 @@ def test_the_object_store_has_room_for_the_dram_tier_and_each_workers_longest_re
     assert "store.dram_gib to 63.98 or less" in complaint
 
 
+def _with_dram(dram_gib: float, replicas: int) -> dict[str, Any]:
+    """Of workers whose pools are of 1 GiB each."""
+    args = {
+        "mode": "monolithic",
+        "monolithic": {"replicas": replicas},
+        # 2 x 30 layers x 3 heads x 64 numbers of 4 bytes, times 16 tokens, are 720 KiB a block; 1,456 of them are less
+        # than a GiB by 256 KiB.
+        "engine": {"device": "cpu", "dtype": "float32", "kv_cache_gib": 1, "slab_pages": 1},
+        "store": {"dram_gib": dram_gib},
+    }
+    planned = plan(load_settings(args), read_shape("HuggingFaceTB/SmolLM2-135M-Instruct"))
+    assert planned["roles"]["monolithic"]["kv_bytes"] == 1456 * 720 * 1024
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("dram_gib", "replicas", "part"),
+    [
+        (3.0, 3, None),
+        (2.0, 3, "on fewer than 2 nodes"),
+        (1.0, 3, "on fewer than 3 nodes"),  # three tiers of 1 GiB are a little more than the three pools
+        (0.5, 3, "on however many nodes"),
+        (0.0, 3, None),  # none is wanted
+    ],
+)
+def test_a_dram_tier_that_only_doubles_the_pools_is_told(dram_gib: float, replicas: int, part: str | None) -> None:
+    notes = _with_dram(dram_gib, replicas)["notes"]
+    assert len(notes) == (part is not None)
+    assert all(str(part) in note and "take 3.00 GiB in all" in note for note in notes)
+
+
+def test_the_text_has_notes_and_the_dtype_that_was_published(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([LLAMA]) == 0
+    printed = capsys.readouterr().out
+    assert "parameters, float16 as published" in printed
+    # Four pools of 57 slabs of 838,860,800 bytes; two tiers of 64 GiB are less than that, three are more.
+    assert "note: store.dram_gib is 64, and the workers' own pools take 178.12 GiB in all: on fewer than 3" in printed
+
+
 def test_a_smaller_device_holds_less_and_one_that_is_too_small_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert _planned(capsys, LLAMA, "--device-memory-gib", "40")["roles"]["decode"]["longest_requests"] == 2
     assert main([LLAMA, "--device-memory-gib", "24"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "prefill: the weights take 24.24 GiB" in captured.err
+    assert "a worker has one device: there is no tensor parallelism" in captured.err
 
 
 def test_the_overlay_plans_for_cpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

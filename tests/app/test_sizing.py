@@ -57,7 +57,54 @@ def test_llama_2_13b_on_80_gib_by_hand() -> None:
     assert room.longest_requests == 228 // 16 == 14
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN_CONFIGS))
+def test_qwen2_5_7b_by_hand() -> None:
+    # 28 layers: q and o of 3584 x 3584, k and v of 3584 x 512 (4 heads of 128), biases of q, k and v; gate, up, down of
+    # 3584 x 18944; two norms.
+    layers = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3584 + 2 * 512 + 3 * 3584 * 18944 + 2 * 3584)
+    expected = layers + 2 * 152064 * 3584 + 3584
+    assert expected == 7_615_616_512
+    for name in ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B-Instruct"):
+        assert shape_of(KNOWN_CONFIGS[name]).parameters == expected
+        assert shape_of(KNOWN_CONFIGS[name]).kv_bytes_per_token("bfloat16") == 2 * 28 * 4 * 128 * 2 == 57_344
+
+
+def test_qwen3_8b_by_hand() -> None:
+    # 36 layers: q and o of 4096 x 4096, k and v of 4096 x 1024 (8 heads of 128), norms of q and k; gate, up, down of
+    # 4096 x 12288; two norms.
+    layers = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 128 + 3 * 4096 * 12288 + 2 * 4096)
+    shape = shape_of(KNOWN_CONFIGS["Qwen/Qwen3-8B"])
+    assert shape.parameters == layers + 2 * 151936 * 4096 + 4096 == 8_190_735_360
+    assert shape.kv_bytes_per_token("bfloat16") == 2 * 36 * 8 * 128 * 2
+
+
+def test_mistral_7b_by_hand() -> None:
+    # 32 layers: q and o of 4096 x 4096, k and v of 4096 x 1024 (8 heads of 128); gate, up, down of 4096 x 14336; two
+    # norms.
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+    expected = layers + 2 * 32768 * 4096 + 4096
+    assert expected == 7_248_023_552
+    for name in ("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-Instruct-v0.3"):
+        assert shape_of(KNOWN_CONFIGS[name]).parameters == expected
+
+
+@pytest.mark.parametrize(
+    ("tuned", "base"),
+    [
+        ("meta-llama/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b-hf"),
+        ("meta-llama/Llama-2-13b-chat-hf", "meta-llama/Llama-2-13b-hf"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-7B-v0.3"),
+    ],
+)
+def test_a_model_tuned_for_chat_has_its_bases_shape(tuned: str, base: str) -> None:
+    assert KNOWN_CONFIGS[tuned] == KNOWN_CONFIGS[base]
+
+
+# Building takes seconds even without memory, and models tuned for chat are built like their bases.
+DIFFERENT = {shape_of(config).parameters: name for name, config in KNOWN_CONFIGS.items()}
+
+
+@pytest.mark.parametrize("name", sorted(DIFFERENT.values()))
 def test_known_models_have_as_many_parameters_as_transformers_builds(name: str) -> None:
     config = AutoConfig.for_model(**KNOWN_CONFIGS[name])
     with torch.device("meta"):
