@@ -91,6 +91,8 @@ class ControlServer:
             key = (member.worker_id, member.epoch)
             self._deaths[key] = asyncio.create_task(self._await_death(member))
             await self._tell()
+            if self._links is not None:
+                self._links.prepare()
             check = asyncio.create_task(self._check_room(member.node_id))  # nobody waits for it, or fails with it
             self._checks.add(check)
             check.add_done_callback(self._checks.discard)

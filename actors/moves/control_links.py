@@ -43,8 +43,8 @@ class ControlLinks:
         self._busy: dict[str, Move] = {}
         """By worker: the move that it is in."""
         self._epochs: dict[frozenset[str], int] = {}
-        self._rendezvous: Any = None
-        """The store and its address; it lives as long as this does."""
+        self._rendezvous: asyncio.Task[Any] | None = None
+        """Makes the store and its address, which live as long as this does."""
         self._partings: set[asyncio.Task[Any]] = set()
 
     async def order(self, move: Move, home: str) -> MoveReport:
@@ -89,6 +89,11 @@ class ControlLinks:
         states = await asyncio.gather(*(_answer(self._worker(m.worker_id).placement_state.remote()) for m in members))
         return {member.worker_id: state for member, state in zip(members, states, strict=True) if state is not None}
 
+    def prepare(self) -> None:
+        """Begins what links need. Does not wait: it imports torch, which takes seconds, and the first move would."""
+        if self._rendezvous is None:
+            self._rendezvous = asyncio.create_task(asyncio.to_thread(_make_rendezvous))
+
     def left(self, worker: str) -> None:
         """A worker has left: those that were linked to it are told, and do not wait for its links to fall silent."""
         for pair in [pair for pair in self._epochs if worker in pair]:
@@ -115,13 +120,21 @@ class ControlLinks:
         pair = frozenset((first, second))
         # Above those that were given before a restart of this process, too.
         epoch = self._epochs[pair] = max(self._epochs.get(pair, 0) + 1, time.time_ns() // 1_000_000)
-        if self._rendezvous is None:
-            self._rendezvous = await asyncio.to_thread(_make_rendezvous)
-        _, address = self._rendezvous
+        _, address = await self._made_rendezvous()
         await asyncio.gather(
             self._worker(first).link.remote(second, epoch, address),
             self._worker(second).link.remote(first, epoch, address),
         )
+
+    async def _made_rendezvous(self) -> Any:
+        self.prepare()
+        making = self._rendezvous
+        assert making is not None
+        try:
+            return await asyncio.shield(making)  # an order that is given up is no reason to begin anew
+        except Exception:
+            self._rendezvous = None  # the next order tries again
+            raise
 
 
 def _make_rendezvous() -> Any:
