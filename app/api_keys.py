@@ -37,6 +37,7 @@ _MEANINGS = {
     "max_inflight": "how many it may have at a time, at each ingress replica; without: any number",
     "priority": "the smallest priority of its requests, and what they have when they ask for none; without: 0",
 }
+"""What `new --help` says of them."""
 _SALT_DOMAIN = b"equipoise/cache-salt/1"
 
 
