@@ -107,6 +107,10 @@ class Worker:
         self._metrics = RayExporter()
         self._housekeeper = asyncio.create_task(self._keep_house())
 
+    def __repr__(self) -> str:
+        """What Ray shows of it, in its dashboard and before its lines of the log."""
+        return f"Worker({self._worker_id})"
+
     async def facts(self) -> WorkerFacts:
         """What does not change in this worker's life."""
         engine, loaded = self._engine, self._engine.loaded

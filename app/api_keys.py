@@ -4,7 +4,7 @@ The server knows keys by their SHA-256 only, from a file of lines `name sha256-h
 to be any: `requests_per_min=60 max_inflight=4 priority=10`. Keys are long random strings (this
 module makes them), so a plain hash is enough; a password would need a slow one.
 
-    python -m app.api_keys new alice >> keys
+    python -m app.api_keys new alice --max-inflight 4 >> keys
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ _ALLOWED = {
     "priority": (-MAX_PRIORITY, MAX_PRIORITY),
 }
 """The limits of a key, with the smallest and the largest number for each."""
+_MEANINGS = {
+    "requests_per_min": "how many requests it may begin in a minute, at each ingress replica; without: any number",
+    "max_inflight": "how many it may have at a time, at each ingress replica; without: any number",
+    "priority": "the smallest priority of its requests, and what they have when they ask for none; without: 0",
+}
+"""What `new --help` says of them."""
 _SALT_DOMAIN = b"equipoise/cache-salt/1"
 
 
@@ -151,12 +157,14 @@ def _is_allowed(name: str, number: float) -> bool:
     return least <= number <= most and (name == "requests_per_min" or number.is_integer())
 
 
-def new_key(name: str) -> tuple[str, str]:
-    """(a fresh key of 256 random bits, its line for the key file). Raises ApiKeysError for a name that can't be one."""
+def new_key(name: str, limits: Sequence[str] = ()) -> tuple[str, str]:
+    """(a fresh key of 256 random bits, its line for the key file). `limits` as they stand there, `priority=10`. Raises
+    ApiKeysError for a name or a limit that can't be one."""
     if not _NAME.fullmatch(name):
         raise ApiKeysError(f"{name[:80]!r} is no name for a key: use 1 to 64 letters, digits, '.', '_' and '-'.")
+    _limits(limits, f"key of {name}")
     key = _KEY_PREFIX + secrets.token_urlsafe(32)
-    return key, f"{name} {hashlib.sha256(key.encode()).hexdigest()}"
+    return key, " ".join([name, hashlib.sha256(key.encode()).hexdigest(), *limits])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -172,12 +180,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "new",
         help="show a fresh key, once, on the error output, and print its line for the key file",
         description="Show a fresh key, once, on the error output, and print its line for the key file.",
-        epilog="example: python -m app.api_keys new alice >> keys",
+        epilog="examples:\n  python -m app.api_keys new alice >> keys\n"
+        "  python -m app.api_keys new bob --requests-per-min 60 --priority 5 >> keys",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     new.add_argument("name", metavar="NAME", help="who the key is for: letters, digits, '.', '_' and '-'")
+    for limit, meaning in _MEANINGS.items():
+        new.add_argument(f"--{limit.replace('_', '-')}", metavar="NUMBER", help=meaning)
     given = parser.parse_args(arguments)
     try:
-        key, line = new_key(given.name)
+        limits = [f"{limit}={value}" for limit in _MEANINGS if (value := getattr(given, limit)) is not None]
+        key, line = new_key(given.name, limits)
     except ApiKeysError as error:
         parser.error(str(error))
     print(f"key of {given.name}, shown only now: {key}", file=sys.stderr)

@@ -222,7 +222,7 @@ class Frontend:
                     after_text=after_text,
                     shown_ids=() if tools is None else tools.marker_ids,
                 )
-                choices.append(Choice(engine_request, text, SequenceTimes(arrived_s, priority)))
+                choices.append(Choice(engine_request, text, SequenceTimes(arrived_s, priority, principal.name)))
             groups.append(choices)
         return Generation(groups, self._start, self._metrics, self._spans, tools)
 

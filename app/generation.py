@@ -115,7 +115,7 @@ class Generation:
             async for event in events:
                 if event.cached_tokens is not None and choice is self._prompts[prompt_index][0]:
                     self._cached_tokens[prompt_index] = event.cached_tokens
-                    self._metrics.prompt(len(choice.request.prompt_token_ids))
+                    self._metrics.prompt(len(choice.request.prompt_token_ids), choice.times)
                 if event.token_id is not None:
                     self._metrics.token(choice.times)
                 piece = choice.text.take(event)

@@ -23,7 +23,7 @@ from app.completion_protocol import CompletionRequest
 from app.default_sampling import default_sampling
 from app.event_answer import EventAnswer
 from app.frontend import Frontend
-from app.grpc_api.call import caller
+from app.grpc_api.call import Telling, caller
 from app.grpc_api.from_proto import generation_request, tokenize_request
 from app.grpc_api.inference_pb2 import (
     GenerateChunk,
@@ -222,34 +222,42 @@ class Ingress:
                 raise
         return JSONResponse(await unless_gone(http_request, answer.whole()))
 
-    # gRPC: a method's name is that of the call in inference.proto.
+    # gRPC: a method's name is that of the call in inference.proto. The empty messages carry the status of a call that
+    # was refused (`Telling`).
 
     async def Generate(self, request: GenerateRequest, grpc_context: Any) -> GenerateResponse:
         """One answer in one message."""
-        async with caller(grpc_context) as principal:
-            return await whole_response(await self._running_grpc(request, principal), self._frontend.table)
+        async with Telling(grpc_context):
+            running = await self._running_grpc(request, caller(grpc_context))
+            return await whole_response(running, self._frontend.table)
+        return GenerateResponse()
 
     async def GenerateStream(self, request: GenerateRequest, grpc_context: Any) -> AsyncGenerator[GenerateChunk]:
         """The same as it is made."""
-        async with (
-            caller(grpc_context) as principal,
-            aclosing(chunks(await self._running_grpc(request, principal), self._frontend.table)) as answer,
-        ):
-            async for chunk in answer:
-                yield chunk
+        async with Telling(grpc_context):
+            running = await self._running_grpc(request, caller(grpc_context))
+            async with aclosing(chunks(running, self._frontend.table)) as answer:
+                async for chunk in answer:
+                    yield chunk
+            return
+        yield GenerateChunk()
 
     async def Tokenize(self, request: TokenizeRequest, grpc_context: Any) -> TokenizeResponse:
         """Token ids of a prompt."""
-        async with caller(grpc_context):
+        async with Telling(grpc_context):
+            caller(grpc_context)
             token_ids = await self._read(request.ByteSize(), lambda: self._frontend.tokenize(tokenize_request(request)))
             return TokenizeResponse(token_ids=token_ids, context_tokens=self._frontend.context_tokens)
+        return TokenizeResponse()
 
     async def ListModels(self, request: ListModelsRequest, grpc_context: Any) -> ListModelsResponse:
         """The one model that is served."""
-        async with caller(grpc_context):
+        async with Telling(grpc_context):
+            caller(grpc_context)
             frontend = self._frontend
             model = Model(id=frontend.model_name, created=frontend.created, context_tokens=frontend.context_tokens)
             return ListModelsResponse(models=[model])
+        return ListModelsResponse()
 
     async def _running_grpc(self, message: GenerateRequest, principal: Principal) -> RunningAnswer:
         return await self._read(message.ByteSize(), lambda: self._running(generation_request(message), principal))

@@ -229,6 +229,14 @@ class GenerationRequest(BaseModel):
         return self.prompt_logprobs
 
 
+_GUIDED = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar"})
+"""Names of older versions of vLLM."""
+_NOT_HERE = frozenset(
+    {"add_special_tokens", "allowed_token_ids", "chat_template", "return_token_ids", "spaces_between_special_tokens"}
+)
+"""vLLM's fields for what there is not here: whatever is spelled like them means something else."""
+
+
 def sifted(data: dict[str, Any], fields: Collection[str], harmless: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Those of `fields` that a request has. Raises ApiError 400 for others, unless they are in `NO_EFFECT`, or hold
     what `harmless` has for them."""
@@ -302,9 +310,14 @@ def _outside_vocabulary(param: str, token_id: int, vocab_size: int) -> Exception
     return invalid_request(message, param=param)
 
 
-def _unrecognized(unknown: list[str], known: Any) -> str:
+def _unrecognized(unknown: list[str], known: Collection[str]) -> str:
     names = [name[:64] for name in unknown]
     plural = "s" if len(names) > 1 else ""
     message = f"Unrecognized request argument{plural} supplied: {', '.join(names[:5])}"
+    kind = names[0].removeprefix("guided_")
+    if names[0] in _GUIDED and "structured_outputs" in known:
+        return f"{message}. Set 'structured_outputs' to an object with '{kind}' instead."
+    if names[0] in _NOT_HERE:
+        return message
     nearest = difflib.get_close_matches(names[0], sorted(known), n=1, cutoff=0.7)
     return f"{message}. Did you mean '{nearest[0]}'?" if nearest else message

@@ -3,7 +3,7 @@
 A choice is what others call a request: a sequence with a queue, a first token and an end of its own. TTFT and
 inter-token latencies are counted as tokens come; the times of the stages with the end of a choice that ends by itself,
 so that they add up to its end-to-end time and are as many. Times that priorities change are counted for those below,
-at and above 0 apart.
+at and above 0 apart. Requests and tokens are counted by API key too: there are as many keys as the operator has named.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class RequestMetrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._prompt_tokens = self._generation_tokens = 0
-        self._endings: Counter[Ending] = Counter()
+        self._prompt_tokens: Counter[str] = Counter()
+        self._generation_tokens: Counter[str] = Counter()
+        self._endings: Counter[tuple[str, Ending]] = Counter()
         self._ttft = _by_turn(table.TTFT, model)
         self._itl = Histogram(table.ITL, (model,))
         self._e2e = Histogram(table.E2E, (model,))
@@ -37,14 +38,14 @@ class RequestMetrics:
         self._transfer = Histogram(table.TRANSFER_TIME, (model,))
         self._decode = Histogram(table.DECODE_TIME, (model,))
 
-    def prompt(self, num_tokens: int) -> None:
-        """A prompt has its first answer. To be called once a prompt."""
-        self._prompt_tokens += num_tokens
+    def prompt(self, num_tokens: int, times: SequenceTimes) -> None:
+        """A prompt has its first answer, in the choice of `times`. To be called once a prompt."""
+        self._prompt_tokens[times.key] += num_tokens
 
     def token(self, times: SequenceTimes) -> None:
         """A token of a choice has come; notes when."""
         now_s = time.perf_counter()
-        self._generation_tokens += 1
+        self._generation_tokens[times.key] += 1
         if times.last_token_s is None:
             times.first_token_s = now_s
             self._ttft[_turn(times)].observe(now_s - times.arrived_s)
@@ -54,7 +55,7 @@ class RequestMetrics:
 
     def ended(self, times: SequenceTimes, reason: Ending) -> None:
         """A choice has ended. To be called once a choice."""
-        self._endings[reason] += 1
+        self._endings[times.key, reason] += 1
         if reason not in _BY_ITSELF:
             return
         self._e2e.observe(time.perf_counter() - times.arrived_s)
@@ -72,12 +73,20 @@ class RequestMetrics:
         """All of it. `queued`, `inflight`: choices that wait to be admitted, and that are."""
         model = self._model
         readings: Readings = {
-            (table.PROMPT_TOKENS, (model,)): self._prompt_tokens,
-            (table.GENERATION_TOKENS, (model,)): self._generation_tokens,
+            (table.PROMPT_TOKENS, (model,)): self._prompt_tokens.total(),
+            (table.GENERATION_TOKENS, (model,)): self._generation_tokens.total(),
             (table.QUEUED, (model,)): queued,
             (table.INFLIGHT, (model,)): inflight,
         }
-        readings |= {(table.REQUESTS, (model, reason)): count for reason, count in self._endings.items()}
+        for (key, reason), count in self._endings.items():
+            series = (table.REQUESTS, (model, reason))
+            readings[series] = readings.get(series, 0) + count
+            readings[table.KEY_REQUESTS, (model, key, reason)] = count
+        for metric, counts in (
+            (table.KEY_PROMPT_TOKENS, self._prompt_tokens),
+            (table.KEY_GENERATION_TOKENS, self._generation_tokens),
+        ):
+            readings |= {(metric, (model, key)): count for key, count in counts.items()}
         for histogram in (
             *self._ttft.values(),
             self._itl,

@@ -1,9 +1,11 @@
-"""When one sequence got where, as the ingress sees it: for its metrics and its trace."""
+"""When one sequence got where, and whose it is, as the ingress sees it: for its metrics and its trace."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+
+from app.api_keys import PUBLIC
 
 
 @dataclass(slots=True)
@@ -15,6 +17,8 @@ class SequenceTimes:
     """Its request had been read."""
     priority: int = 0
     """Its request's."""
+    key: str = PUBLIC.name
+    """The name of its request's API key."""
     admitted_s: float | None = None
     first_token_s: float | None = None
     taken_over_s: float | None = None

@@ -32,7 +32,8 @@ in silence; `app.check` and `app.plan` refuse it.
     python -m app.check serve_configs/local.yaml       check a file, Serve's own keys included
     python -m app.plan serve_configs/llama13b.yaml     and work out what its devices have room for
 
-A changed file is a new deployment: no setting changes in a running worker. But those of `moves` do in the controller,
+A changed file is a new deployment: no setting changes in a running worker, and all of them are exchanged
+([cluster.md](cluster.md#changing-it)). But those of `moves` change in the controller,
 when `user_config` of the deployment ControllerServer names them
 ([moving-modules.md](moving-modules.md#settings-while-it-runs))."""
 

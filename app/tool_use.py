@@ -76,7 +76,8 @@ def _why_not(template: str) -> str:
     )
     return (
         f"This model cannot be left to call tools by itself: {told}. Set 'tool_choice' to \"required\" or to a "
-        "function, and describe the tools in the messages."
+        'function, and describe the tools in the messages. With "required" a small model may call again and again: set '
+        "'parallel_tool_calls' to false too, for one call, or 'max_tokens'."
     )
 
 

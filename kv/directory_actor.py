@@ -31,6 +31,10 @@ class DirectoryActor(DirectoryService):
         super().__init__(policy, shard)
         threading.Thread(target=self._export_metrics, name="metrics", daemon=True).start()
 
+    def __repr__(self) -> str:
+        """What Ray shows of it, in its dashboard and before its lines of the log."""
+        return f"DirectoryActor({self._shard})"
+
     @ray.method(concurrency_group="waiting")
     def settle(  # type: ignore[override]  # Ray's decorator hides the signature
         self, keys: bytes, timeout_s: float

@@ -37,6 +37,7 @@ from kv.ray_failures import STORE_FAILURES, failure_label
 from kv.store_stats import StoreStats
 
 _HOUSEKEEPING_PERIOD_S = 1.0
+_SHOWN_ID_CHARS = 8
 
 logger = logging.getLogger("ray.serve")
 
@@ -83,6 +84,11 @@ class NodeStore:
         self._next_open_s = 0.0
         await self._open_disk()
         self._housekeeper = asyncio.create_task(self._keep_house())
+
+    def __repr__(self) -> str:
+        """What Ray shows of it, in its dashboard and before its lines of the log: whose store, shortened as Ray itself
+        does with ids of nodes."""
+        return f"NodeStore({self._store_id[:_SHOWN_ID_CHARS]})"
 
     async def pull(
         self,

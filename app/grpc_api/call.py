@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -27,26 +25,43 @@ _CODES = {
     HTTPStatus.INTERNAL_SERVER_ERROR: grpc.StatusCode.INTERNAL,
 }
 """After google.rpc.Code, which says of each code which HTTP status it is."""
+_MOST_DETAILS_CHARS = 4096
+"""As Serve cuts what a method raises: the status travels in a trailer, whose size is limited."""
 
 logger = logging.getLogger("ray.serve")
 
 
-@asynccontextmanager
-async def caller(context: Any) -> AsyncIterator[Principal]:
-    """Whose call this is; whatever goes wrong within becomes the call's status.
+class Telling:
+    """A block whose errors become the call's status.
 
-    `context`: Serve's RayServegRPCContext. Serve answers with its code and details when a method raises.
+    What a client is to be told ends the block and goes no further: the method then gives an empty message, with which
+    Serve sends the status. Of a method that raises Serve would send it too, and write two tracebacks into its log; so
+    only what is our own fault is raised.
+
+    `context`: Serve's RayServegRPCContext, which travels with each message.
     """
-    try:
-        metadata = dict(context.invocation_metadata())
-        yield authenticate(metadata.get("authorization"), _host(context.peer()))
-    except ApiError as error:
-        _fail(context, error)
-        raise
-    except Exception as error:
-        logger.exception("a gRPC call failed")
-        _fail(context, internal())
-        raise internal() from error
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, ApiError):
+            _fail(self._context, error)
+            return True
+        if isinstance(error, Exception):
+            logger.error("a gRPC call failed", exc_info=error)
+            _fail(self._context, internal())
+            raise internal() from error
+        return False
+
+
+def caller(context: Any) -> Principal:
+    """Whose call this is. Raises ApiError 401 or 403 when nobody's who may come in."""
+    metadata = dict(context.invocation_metadata())
+    return authenticate(metadata.get("authorization"), _host(context.peer()))
 
 
 def status_code(error: ApiError) -> grpc.StatusCode:
@@ -56,7 +71,7 @@ def status_code(error: ApiError) -> grpc.StatusCode:
 
 def _fail(context: Any, error: ApiError) -> None:
     context.set_code(status_code(error))
-    context.set_details(str(error))
+    context.set_details(str(error)[:_MOST_DETAILS_CHARS])
 
 
 def _host(peer: str) -> str:

@@ -39,7 +39,8 @@ def read_aside(
     """A handler for grpc.aio that writes what the generator `messages_of(request, context)` yields. When the call ends
     early, the generator is cancelled at what it waits for, and has ended before the call's context goes.
 
-    What the client does not read in time is kept here; otherwise it would be kept as objects of Ray's, as many.
+    An empty message is not written: it has only brought a refusal's status along (`app.grpc_api.call`). What the client
+    does not read in time is kept here; otherwise it would be kept as objects of Ray's, as many.
     """
 
     async def stream(request: Any, context: Any) -> None:
@@ -48,7 +49,8 @@ def read_aside(
         async def read() -> None:
             try:
                 async for message in messages_of(request, context):
-                    messages.put_nowait(message)
+                    if message:
+                        messages.put_nowait(message)
             finally:
                 messages.put_nowait(None)
 

@@ -113,6 +113,24 @@ REQUESTS = _add(
     "Choices that ended, or were not begun: by themselves (stop, length, tool_calls), since the client left (abort), "
     "the time was up (timeout), there was no room or a key's limit was reached (refused), or something broke (error).",
 )
+KEY_REQUESTS = _add(
+    "key_requests_total",
+    "counter",
+    ("model", "key", "finished_reason"),
+    "The same by the name of the API key that asked: public where no keys are configured.",
+)
+KEY_PROMPT_TOKENS = _add(
+    "key_prompt_tokens_total",
+    "counter",
+    ("model", "key"),
+    "Tokens of prompts, as above, by the name of the key.",
+)
+KEY_GENERATION_TOKENS = _add(
+    "key_generation_tokens_total",
+    "counter",
+    ("model", "key"),
+    "Tokens of answers by the name of the key.",
+)
 QUEUED = _add("num_requests_queued", "gauge", ("model",), "Choices that wait at the ingress to be admitted.")
 INFLIGHT = _add("num_requests_inflight", "gauge", ("model",), "Choices that were admitted and have not ended.")
 

@@ -176,6 +176,25 @@ def test_a_new_key_works_with_its_line(tmp_path: Path) -> None:
     assert principal.name == "carol"
 
 
+def test_a_new_key_has_its_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "alice", "--priority", "-5", "--requests-per-min", "0.5", "--max-inflight", "4"])
+    said = capsys.readouterr()
+    file = tmp_path / "keys"
+    file.write_text(said.out, encoding="utf-8")
+    found = ApiKeys.load(file).authenticate("Bearer " + said.err.split()[-1])
+    assert found is not None
+    assert (found.name, found.limits) == ("alice", KeyLimits(0.5, 4, -5))
+
+
+def test_a_new_key_with_a_wrong_limit_is_not_made(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["new", "alice", "--max-inflight", "0"])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "'max_inflight=0' is no limit" in said.err
+    assert "eq-" not in said.err
+
+
 def test_keys_are_fresh_and_long() -> None:
     made = {new_key("a")[0] for _ in range(100)}
     assert len(made) == 100

@@ -53,6 +53,38 @@ def test_those_that_go_sooner_and_later_are_counted_apart() -> None:
         assert [count(metrics, metric, turn) for turn in ("sooner", "usual", "later")] == [2, 3, 1]
 
 
+def test_keys_are_counted_apart_and_add_up() -> None:
+    metrics = RequestMetrics("m")
+    asked: list[tuple[str, int, int, Ending]] = [
+        ("alice", 5, 2, "stop"), ("bob", 7, 1, "length"), ("alice", 11, 3, "stop"), ("bob", 0, 0, "refused"),
+    ]  # fmt: skip
+    for key, prompt_tokens, answer_tokens, reason in asked:
+        times = SequenceTimes(key=key)
+        times.admitted()
+        if prompt_tokens:
+            metrics.prompt(prompt_tokens, times)
+        for _ in range(answer_tokens):
+            metrics.token(times)
+        metrics.ended(times, reason)
+    readings = metrics.readings(queued=0, inflight=0)
+    by_key = {
+        (metric, tags): value
+        for (metric, tags), value in readings.items()
+        if metric in (table.KEY_REQUESTS, table.KEY_PROMPT_TOKENS, table.KEY_GENERATION_TOKENS)
+    }
+    assert by_key == {
+        (table.KEY_PROMPT_TOKENS, ("m", "alice")): 16,
+        (table.KEY_PROMPT_TOKENS, ("m", "bob")): 7,
+        (table.KEY_GENERATION_TOKENS, ("m", "alice")): 5,
+        (table.KEY_GENERATION_TOKENS, ("m", "bob")): 1,
+        (table.KEY_REQUESTS, ("m", "alice", "stop")): 2,
+        (table.KEY_REQUESTS, ("m", "bob", "length")): 1,
+        (table.KEY_REQUESTS, ("m", "bob", "refused")): 1,
+    }
+    assert (readings[table.PROMPT_TOKENS, ("m",)], readings[table.GENERATION_TOKENS, ("m",)]) == (23, 6)
+    assert [readings[table.REQUESTS, ("m", reason)] for reason in ("stop", "length", "refused")] == [2, 1, 1]
+
+
 STAGES = (table.QUEUE_TIME, table.PREFILL_TIME, table.TRANSFER_TIME, table.DECODE_TIME)
 
 
@@ -93,7 +125,7 @@ def test_what_does_not_end_by_itself_is_counted_and_has_no_stages(reason: Ending
 def test_a_choice_without_a_token_ends_all_the_same() -> None:
     metrics, times = RequestMetrics("m"), SequenceTimes()
     times.admitted()
-    metrics.prompt(12)
+    metrics.prompt(12, times)
     metrics.ended(times, "length")
     readings = metrics.readings(queued=0, inflight=0)
     assert readings[table.REQUESTS, ("m", "length")] == 1

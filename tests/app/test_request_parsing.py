@@ -199,6 +199,17 @@ def test_a_missing_field(refused: Refused, field: str, request_type: type[Genera
             "max_token",
             "Unrecognized request argument supplied: max_token. Did you mean 'max_tokens'?",
         ),
+        (
+            {"guided_choice": ["a"]},
+            "guided_choice",
+            "Unrecognized request argument supplied: guided_choice. Set 'structured_outputs' to an object with "
+            "'choice' instead.",
+        ),
+        (
+            {"return_token_ids": True},
+            "return_token_ids",
+            "Unrecognized request argument supplied: return_token_ids",
+        ),
         ({"xyzzy": 1}, "xyzzy", "Unrecognized request argument supplied: xyzzy"),
         ({"xyzzy": 1, "plugh": 2}, "xyzzy", "Unrecognized request arguments supplied: xyzzy, plugh"),
     ],

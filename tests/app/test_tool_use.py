@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
@@ -113,6 +114,27 @@ def test_several_calls_or_one() -> None:
     assert not accepts(used(LLAMA_TEMPLATE, tool_choice="required"), llama("stop", "{}") + "; " + llama("stop", "{}"))
 
 
+def after(use: ToolUse, text: str) -> set[int]:
+    """The tokens that may follow `text` in an answer."""
+    assert use.grammar is not None
+    tokenizer = byte_tokenizer()
+    matcher = LLMatcher(from_tokenizer(tokenizer), use.grammar, log_level=0)
+    assert matcher.consume_tokens(tokenizer.encode(text, add_special_tokens=False))
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+@pytest.mark.parametrize(("template", "write"), [(HERMES_TEMPLATE, hermes), (LLAMA_TEMPLATE, llama), (PLAIN, hermes)])
+def test_an_answer_of_one_call_can_only_end_after_it(template: str, write: Any) -> None:
+    end = byte_tokenizer().eos_token_id
+    one = used(template, tool_choice="required", parallel_tool_calls=False)
+    assert after(one, write("stop", "{}")) == {end}
+    assert end not in after(one, write("stop", "{}")[:-1])
+    if template == PLAIN:
+        several = used(template, tool_choice="required")
+        assert after(several, write("stop", "{}")) > {end}
+
+
 def test_a_call_that_is_left_to_the_model() -> None:
     auto = used(HERMES_TEMPLATE)
     texts = ["", "Hello.\n\nWorld", "a < b", "<tool_", '{"name": "mul"}', hermes("stop", "{}")]
@@ -159,6 +181,7 @@ def test_a_model_that_cannot_be_left_to_call(template: str, said: str) -> None:
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "tools", "unsupported_parameter")
     assert said in caught.value.message
     assert "Set 'tool_choice'" in caught.value.message
+    assert "'parallel_tool_calls' to false" in caught.value.message
 
 
 def test_a_schema_that_cannot_be_kept_to() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import jsonschema
 import pytest
+import ray
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
@@ -26,6 +28,7 @@ from tests.app_insides import wait_free
 from tests.grpc_app import LIMIT_S, grpc_client, refusal
 from tests.openai_app import CONTEXT_TOKENS, OpenAIApp, fresh_salt
 from tests.reference_text import ReferenceText
+from tests.running_app import APP_NAME, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
@@ -252,6 +255,38 @@ def test_what_is_wrong_is_said_by_both_kinds_of_call(
         given_code, given_message = refusal(lambda method=method: method(message, timeout=LIMIT_S))
         assert given_code is code
         assert said in given_message
+
+
+def test_a_refused_call_is_a_line_of_the_log(app: GrpcApp) -> None:
+    session = ray.get_runtime_context().get_session_name()
+    files = [
+        (path, path.stat().st_size)
+        for kind in ("proxy_*.log", f"replica_{APP_NAME}_Ingress_*.log")
+        for path in (Path("/tmp/ray") / session / "logs" / "serve").glob(kind)
+    ]
+
+    def lines() -> list[str]:
+        return [line for path, size in files for line in path.read_bytes()[size:].decode().splitlines()]
+
+    wrong = app.request(prompt="x", temperature=3.0)
+    calls = (
+        lambda: app.stub.Generate(wrong, timeout=LIMIT_S),
+        lambda: app.stub.GenerateStream(wrong, timeout=LIMIT_S),
+        lambda: app.stub.Tokenize(TokenizeRequest(model="another", prompt="x"), timeout=LIMIT_S),
+    )
+    for call in calls:
+        refusal(call)
+    # One of the proxy and one of the replica for each, which end with how long it took.
+    wait_until(lambda: sum(line.endswith("ms") for line in lines()) >= 2 * len(calls), LIMIT_S, "no line of a call")
+    assert [line for line in lines() if not line.startswith("INFO ")] == []
+
+
+def test_a_refused_stream_has_no_message(app: GrpcApp) -> None:
+    """Serve sends a status along with a message, which is kept from the client."""
+    stream = app.stub.GenerateStream(app.request(prompt="x", temperature=3.0), timeout=LIMIT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.code() is INVALID
 
 
 def test_a_field_of_a_later_version_is_refused(app: GrpcApp) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray import serve
 from ray._private.internal_api import memory_summary
 
-from actors.addresses import address_of
+from actors.addresses import StoreAddress, address_of
 from migrate.roster import Member
 from tests.app_insides import processes, store_stats, unique_bytes, wait_free
 from tests.asked import SERVED, Answered, ask
 from tests.engine_driver import make_prompt
-from tests.running_app import Deploy, RunningApp, small_roles, wait_until
+from tests.running_app import APP_NAME, Deploy, RunningApp, small_roles, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -84,6 +85,18 @@ def test_decode_computes_no_prompt_token_and_the_counts_add_up(app: RunningApp, 
     for repeated in (1, 2, 4):
         assert answers[repeated].cached_tokens == (len(asked_for[repeated]) - 1) // BLOCK * BLOCK
     assert answers[5].cached_tokens >= len(shared)
+
+
+def test_ray_shows_which_actor_is_which(app: RunningApp) -> None:
+    members = app.members()
+    control = serve.get_deployment_handle("ControlServer", APP_NAME)
+    store: StoreAddress = control.store_address.remote(members[0].node_id).result(timeout_s=30)
+    shown = [(address_of(member).actor, f"Worker({member.worker_id})") for member in members]
+    shown += [(actor, f"NodeStore({node_id[:8]})") for node_id, actor in store.stores.items()]
+    shown += [(actor, f"DirectoryActor({number})") for number, actor in enumerate(store.directory)]
+    assert len(shown) == 3 + 1 + 1
+    said = ray.get([actor.__ray_call__.remote(repr) for actor, _ in shown], timeout=30)
+    assert said == [name for _, name in shown]
 
 
 def test_a_prefill_worker_hits_what_the_other_one_stored(app: RunningApp) -> None:

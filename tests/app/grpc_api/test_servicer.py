@@ -73,10 +73,13 @@ def test_a_stream_comes_in_order_and_ends_with_its_status() -> None:
                 yield GenerateChunk(choice=Choice(index=index)).SerializeToString()
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details("too much")
+            yield b""  # as a refusal's status comes from a replica
 
         async with stub_of(handler) as stub:
             call = stub.GenerateStream(GenerateRequest())
             assert [(await call.read()).choice.index for _ in range(5)] == list(range(5))
+            with pytest.raises(grpc.aio.AioRpcError):  # and no sixth one
+                await call.read()
             assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert await call.details() == "too much"
 
@@ -86,12 +89,12 @@ def test_a_stream_comes_in_order_and_ends_with_its_status() -> None:
 def test_what_goes_wrong_in_the_proxy_fails_the_call() -> None:
     async def check() -> None:
         async def handler(_: Any, context: Any) -> AsyncGenerator[bytes]:
-            yield GenerateChunk().SerializeToString()
+            yield GenerateChunk(id="a").SerializeToString()
             raise RuntimeError("broken")
 
         async with stub_of(handler) as stub:
             call = stub.GenerateStream(GenerateRequest())
-            assert await call.read() == GenerateChunk()
+            assert await call.read() == GenerateChunk(id="a")
             assert await call.code() is grpc.StatusCode.UNKNOWN
 
     within_limit(check())

@@ -61,7 +61,10 @@ def worker() -> Readings:
 
 def requests() -> Readings:
     metrics = RequestMetrics("m")
-    metrics.ended(SequenceTimes(), "abort")
+    times = SequenceTimes()
+    metrics.prompt(3, times)
+    metrics.token(times)
+    metrics.ended(times, "abort")
     return metrics.readings(queued=1, inflight=2)
 
 
