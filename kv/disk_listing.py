@@ -7,11 +7,12 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kv.directory_client import DirectoryClient, Upkeep
 from kv.disk.tier import DiskTier, FoundExtent, Problem
+from kv.disk_pause import DiskPause
 from kv.extents import Copy, ExtentInfo, file_name_of
 from kv.ray_failures import STORE_FAILURES, failure_label
 
@@ -33,6 +34,7 @@ class DiskListing:
     """Used from the store's event loop; files are removed, and read at the start, in threads.
 
     Args:
+        pause: begins with a removal that fails. What the directory had given up for room is listed again then.
         counts, refusals: of the disk tier, which these are part of.
     """
 
@@ -41,6 +43,7 @@ class DiskListing:
         store_id: str,
         directory: DirectoryClient,
         tier: DiskTier,
+        pause: DiskPause,
         counts: Counter[str],
         refusals: Counter[str],
     ) -> None:
@@ -49,9 +52,12 @@ class DiskListing:
         self._store_id = store_id
         self._directory = directory
         self._tier = tier
+        self._pause = pause
         self._counts = counts
         self._refusals = refusals
         self._extents: dict[str, _OnDisk] = {}
+        self._unwanted: set[str] = set()
+        """Have files that could not be removed yet, which nobody is to read."""
         self._making_room = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -65,22 +71,13 @@ class DiskListing:
     async def add(self, info: ExtentInfo, num_bytes: int) -> bool:
         """An extent was written. Whether it can be read from here on return; else its file goes."""
         entry = self._extents[info.extent_id] = _OnDisk(info, num_bytes)
-        try:
-            refused = await self._directory.adopt([entry.copy()])
-        except STORE_FAILURES as error:
-            self._refusals[failure_label(error)] += 1
-            refused = [info.extent_id]
-        await self.remove(refused)
-        return not refused
+        return not await self._tell([entry])
 
     async def remove(self, extent_ids: Iterable[str]) -> None:
-        """Deletes files. One that the file system does not let go of takes its bytes of the limit until a restart."""
+        """Deletes files that nobody is to read any more. Those that the file system does not let go of take their bytes
+        of the limit until it does (`trim`)."""
         gone = [extent_id for extent_id in extent_ids if self._extents.pop(extent_id, None) is not None]
-        if gone:
-            removed = await asyncio.to_thread(
-                lambda: [self._tier.remove(file_name_of(extent_id)) for extent_id in gone]
-            )
-            self._refusals["disk_remove"] += removed.count(False)
+        self._unwanted.update(await self._delete(gone))
 
     async def relist(self, upkeep: Upkeep) -> None:
         """Tells what is here where the directory knows nothing of it."""
@@ -88,21 +85,26 @@ class DiskListing:
         await self.remove(await self._directory.relist(copies, upkeep))
 
     async def reserve(self, num_bytes: int) -> bool:
-        """Takes bytes of the limit, for which others go if need be; False when they cannot be had. Raises what the
-        directory does."""
+        """Takes bytes of the limit, for which others go if need be; False when they cannot be had, or the disk does not
+        let go of them. Raises what the directory does."""
         await self.scanned.wait()
         async with self._making_room:
             shortage = self._tier.shortage(num_bytes)
             if shortage > 0:
-                await self.remove(await self._directory.evict(self._store_id, "disk", shortage))
+                await self._let_go(await self._directory.evict(self._store_id, "disk", shortage))
         return self._tier.reserve(num_bytes)
 
     async def trim(self) -> None:
-        """What is more than the limit goes, as far as nobody holds it; the rest at a later call."""
+        """What is more than the limit goes, as far as nobody holds it; the rest at a later call. So does what could not
+        be removed before."""
+        if self._pause.is_on:
+            return
+        if self._unwanted:
+            self._unwanted.intersection_update(await self._delete(list(self._unwanted)))
         async with self._making_room:
             shortage = self._tier.shortage(0)
-            if shortage > 0:
-                await self.remove(await self._directory.shrink(self._store_id, "disk", shortage))
+            if shortage > 0 and not self._pause.is_on:
+                await self._let_go(await self._directory.shrink(self._store_id, "disk", shortage))
 
     async def scan(self) -> None:
         """Lists what an earlier run left. Until it is done nothing is written: there may be no room yet."""
@@ -124,6 +126,37 @@ class DiskListing:
         if unusable:
             logger.warning("files in the disk tier's folder that cannot be used, by reason: %s", dict(unusable))
         self.scanned.set()
+
+    async def _let_go(self, extent_ids: Iterable[str]) -> None:
+        """Deletes what the directory has given up for room, and lists again what is still there."""
+        gone = {extent_id: entry for extent_id in extent_ids if (entry := self._extents.pop(extent_id, None))}
+        stuck = [gone[extent_id] for extent_id in await self._delete(list(gone))]
+        self._extents.update((entry.info.extent_id, entry) for entry in stuck)
+        await self._tell(stuck)
+
+    async def _delete(self, extent_ids: Sequence[str]) -> list[str]:
+        """Those that the file system does not let go of; the disk is left alone then."""
+        if not extent_ids:
+            return []
+        stuck = await asyncio.to_thread(
+            lambda: [extent_id for extent_id in extent_ids if not self._tier.remove(file_name_of(extent_id))]
+        )
+        if stuck:
+            self._refusals["disk_remove"] += len(stuck)
+            self._pause.begin(f"files on the disk tier cannot be removed: {stuck[0]}, and {len(stuck) - 1} more")
+        return stuck
+
+    async def _tell(self, entries: Sequence[_OnDisk]) -> list[str]:
+        """Has extents listed. Returns those that the directory refused, or was not told of; their files go."""
+        if not entries:
+            return []
+        try:
+            refused = await self._directory.adopt([entry.copy() for entry in entries])
+        except STORE_FAILURES as error:
+            self._refusals[failure_label(error)] += 1
+            refused = [entry.info.extent_id for entry in entries]
+        await self.remove(refused)
+        return refused
 
     def _entry(self, found: FoundExtent) -> _OnDisk:
         extent_id, index = f"{self._store_id}/{found.extent_id}", found.index

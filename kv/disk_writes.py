@@ -1,11 +1,10 @@
 """Writing extents to a node's disk: behind DRAM's back, in the order in which they came, and at once what has to leave
-DRAM. After a write that failed none is tried for a while: what is to be written then is not, unless it is used again
+DRAM. While the disk is left alone (`DiskPause`) nothing is written: what was to be is not, unless it is used again
 later."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from kv.disk.tier import DiskTier
 from kv.disk_listing import DiskListing
+from kv.disk_pause import DiskPause
 from kv.dram_tier import DramTier
 from kv.errors import DiskWriteError
 from kv.extents import ExtentInfo, file_name_of
@@ -26,8 +26,6 @@ _QUEUE_LIMIT = 4096
 """Extents that wait to be written; when there are more, the disk is too slow for all of them anyway."""
 _BUFFER_TIMEOUT_S = 5.0
 
-logger = logging.getLogger("ray.serve")
-
 
 class DiskWrites:
     """Used from the store's event loop; files are written in threads.
@@ -35,7 +33,7 @@ class DiskWrites:
     Args:
         dram: where extents come from.
         listing: told of what was written, and makes room.
-        retry_s: after a failure nothing is written for so long.
+        pause: begins with a write that fails.
         counts, refusals: of the disk tier, which these are part of.
     """
 
@@ -44,14 +42,14 @@ class DiskWrites:
         tier: DiskTier,
         dram: DramTier,
         listing: DiskListing,
-        retry_s: float,
+        pause: DiskPause,
         counts: Counter[str],
         refusals: Counter[str],
     ) -> None:
         self._tier = tier
         self._dram = dram
         self._listing = listing
-        self._retry_s = retry_s
+        self._pause = pause
         self._counts = counts
         self._refusals = refusals
         self._queue: dict[str, None] = {}
@@ -60,7 +58,6 @@ class DiskWrites:
         """Held while `_writing` is."""
         self._queue_changed = asyncio.Event()
         self._is_settled = asyncio.Event()
-        self._paused_until_s = 0.0
 
     @property
     def num_queued(self) -> int:
@@ -71,7 +68,7 @@ class DiskWrites:
         """An extent in DRAM is to be written soon, unless it is on disk."""
         if self._listing.info(extent_id) is not None or extent_id == self._writing:
             return
-        if time.monotonic() < self._paused_until_s:
+        if self._pause.is_on:
             self._refusals["disk_paused"] += 1
             return
         if len(self._queue) >= _QUEUE_LIMIT:
@@ -134,6 +131,9 @@ class DiskWrites:
 
     async def _write_and_list(self, info: ExtentInfo, refs: Sequence[Any]) -> bool:
         """Whether the extent can be read from here on return. It may have left DRAM meanwhile."""
+        if self._pause.is_on:
+            self._refusals["disk_paused"] += 1
+            return False
         num_bytes = await self._write(info, refs)
         return num_bytes is not None and await self._listing.add(info, num_bytes)
 
@@ -144,16 +144,13 @@ class DiskWrites:
             buffers = [_bytes_of(await part_buffer(ref, deadline_s)) for ref in refs]
             num_bytes = DiskTier.size_on_disk([buffer.nbytes for buffer in buffers])
             if not await self._listing.reserve(num_bytes):
-                self._refusals["disk_capacity"] += 1
+                self._refusals["disk_paused" if self._pause.is_on else "disk_capacity"] += 1
                 return None
             await asyncio.to_thread(self._tier.write, file_name_of(info.extent_id), info.parent, buffers)
             del buffers
         except DiskWriteError as error:
-            logger.warning("%s; nothing is written for %g s", error, self._retry_s)
             self._refusals[error.reason] += 1
-            self._refusals["disk_paused"] += len(self._queue)
-            self._queue.clear()
-            self._paused_until_s = time.monotonic() + self._retry_s
+            self._pause.begin(str(error))
             return None
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1

@@ -17,6 +17,7 @@ from kv.directory_client import DirectoryClient, Upkeep
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.disk_listing import DiskListing
+from kv.disk_pause import DiskPause
 from kv.disk_reads import DiskReads
 from kv.disk_writes import DiskWrites
 from kv.dram_tier import DramTier
@@ -48,8 +49,9 @@ class NodeDisk:
         self._tier = tier
         self._dram = dram
         self._admission = settings.admission
-        self._listing = DiskListing(store_id, directory, tier, self._counts, self._refusals)
-        self._writes = DiskWrites(tier, dram, self._listing, settings.retry_s, self._counts, self._refusals)
+        pause = DiskPause(settings.retry_s)
+        self._listing = DiskListing(store_id, directory, tier, pause, self._counts, self._refusals)
+        self._writes = DiskWrites(tier, dram, self._listing, pause, self._counts, self._refusals)
         self._reads = DiskReads(directory, tier, dram, self._forget_broken, self._counts, self._refusals)
         self._tasks = [asyncio.create_task(self._listing.scan()), asyncio.create_task(self._writes.write_behind())]
 

@@ -1,0 +1,211 @@
+"""The disk tier beside a disk that refuses and a directory whose answers get lost. Files, tier and directory are real;
+actors' calls are plain ones, so no cluster is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv.directory_client import DirectoryClient
+from kv.directory_service import DirectoryService
+from kv.disk.settings import DiskSettings
+from kv.disk.tier import DiskTier
+from kv.dram_tier import DramTier
+from kv.extents import ExtentInfo
+from kv.node_disk import NodeDisk
+from kv.policy.policy_file import PolicySpec
+from kv.ray_failures import STORE_FAILURES
+from kv.shards import new_extent_id
+from kv.store_stats import DiskStats
+from tests.kv.disk.extents_to_write import Extent, make_extent, taken_bytes
+from tests.local_directory import LocalShard
+
+MIB = 1024 * 1024
+EXTENT_BYTES = DiskTier.size_on_disk(make_extent().sizes)
+FOR_EVER_S = 1e6
+
+
+class Ref:
+    """What is waited for like a reference of an object."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from asyncio.sleep(0).__await__()
+        return self._value
+
+
+class ForgetfulShard(LocalShard):
+    """Does what it is asked; answers to `lost` methods come too late."""
+
+    def __init__(self, policy: PolicySpec | None = None) -> None:
+        self.now_s = 0.0
+        self.lost: set[str] = set()
+        super().__init__(lambda: DirectoryService(policy, 0, clock=lambda: self.now_s))
+
+    def __getattr__(self, name: str) -> Any:
+        method = super().__getattr__(name)
+        return _Lost(method) if name in self.lost else method
+
+
+class _Lost:
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def remote(self, *arguments: Any) -> asyncio.Future[Any]:
+        self._method.remote(*arguments)
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(TimeoutError())
+        answer.exception()  # not all callers wait for it
+        return answer
+
+
+class Cell:
+    """A store's disk tier. `limit` and sizes are in extents."""
+
+    def __init__(self, folder: Path, limit: int, shard: ForgetfulShard, retry_s: float = 0.0) -> None:
+        settings = DiskSettings(str(folder), limit * EXTENT_BYTES, retry_s=retry_s)
+        self.folder = folder
+        self.shard = shard
+        self.client = DirectoryClient([shard])
+        self.dram = DramTier("s", self.client, 64 * MIB, self._demote)
+        self.tier = DiskTier.open(folder, settings.limit_bytes, remove_leftovers=True)
+        self.disk = NodeDisk("s", self.client, self.tier, self.dram, settings)
+
+    @classmethod
+    async def start(cls, folder: Path, limit: int, shard: ForgetfulShard, retry_s: float = 0.0) -> Cell:
+        cell = cls(folder, limit, shard, retry_s)
+        await cell.client.enroll("s")
+        return cell
+
+    async def _demote(self, info: ExtentInfo, refs: Any) -> None:
+        await self.disk.demote(info, refs)
+
+    async def store(self, seed: int) -> str:
+        """A chain of its own for each seed. It is on disk on return, or was refused."""
+        extent = make_extent(seed=seed)
+        info = info_of(extent)
+        assert self.dram.ledger.reserve(info.num_bytes)
+        self.dram.ledger.add_extent(info, [Ref(buffer) for buffer in extent.buffers])
+        self.disk.stored(info)
+        assert await self.disk.flush(30.0)
+        self.dram.drop([info.extent_id])
+        return info.extent_id
+
+    async def keep_house(self) -> None:
+        """As the store does it."""
+        try:
+            upkeep = await self.client.keep_house("s")
+            await self.disk.drop(upkeep.gone["disk"])
+            if upkeep.new_ids:
+                await self.disk.relist(upkeep)
+                self.client.has_relisted(upkeep)
+            await self.disk.trim()
+        except STORE_FAILURES:
+            pass
+
+    @property
+    def stats(self) -> DiskStats:
+        return self.disk.stats()
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        return self.stats.refusals
+
+    def files(self) -> set[str]:
+        return {f"s/{path.stem}" for path in self.folder.glob("??/*.kv")}
+
+    def listed(self) -> set[str]:
+        return set(self.shard.service.extent_ids_of("s", "disk"))
+
+    def assert_in_order(self) -> None:
+        assert self.listed() == self.files()
+        assert all(self.disk.has(extent_id) for extent_id in self.files())
+        assert self.stats.num_extents == len(self.files())
+        assert self.stats.used_bytes == taken_bytes(self.folder) <= self.stats.limit_bytes
+
+
+def info_of(extent: Extent) -> ExtentInfo:
+    ranges = [header.range for header in extent.headers]
+    num_bytes = sum(extent.sizes)
+    lanes = tuple(part.lanes for part in ranges)
+    extent_id = new_extent_id("s", extent.keys[0])
+    return ExtentInfo(extent_id, "s", extent.keys, ranges[0].first_block, lanes, num_bytes, extent.parent)
+
+
+@contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """No file in it can be made or removed, as on a disk that turned read-only."""
+    folders = [str(folder), *(str(path) for path in folder.glob("??"))]
+    if subprocess.run(["chattr", "+i", *folders], capture_output=True).returncode != 0:
+        pytest.skip("a folder cannot be made immutable here")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", *folders], check=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def test_a_full_tier_on_a_disk_that_refuses_to_remove_keeps_what_it_has(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 3, ForgetfulShard(), retry_s=FOR_EVER_S)
+        stored = {await cell.store(seed) for seed in range(3)}
+        with frozen(folder):
+            for seed in range(3, 8):
+                await cell.store(seed)
+                assert cell.listed() == stored == cell.files()
+                assert all(cell.disk.has(extent_id) for extent_id in stored)
+            assert cell.refusals == {"disk_remove": 1, "disk_paused": 5}
+            await cell.keep_house()
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_a_disk_that_lets_go_again_is_used_again(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 3, ForgetfulShard())
+        stored = {await cell.store(seed) for seed in range(3)}
+        with frozen(folder):
+            for seed in range(3, 6):
+                await cell.store(seed)
+                assert cell.listed() == stored
+            assert cell.refusals["disk_remove"] == 3
+        new = await cell.store(6)
+        assert new in cell.listed()
+        assert len(stored & cell.listed()) == 2
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_what_nobody_is_to_read_goes_when_the_disk_lets_go_of_it(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 3, ForgetfulShard())
+        extent_id = await cell.store(0)
+        with frozen(folder):
+            cell.shard.service.drop_extent(extent_id)
+            await cell.disk.drop([extent_id])
+            await cell.keep_house()
+            assert not cell.disk.has(extent_id)
+            assert (cell.listed(), cell.files()) == (set(), {extent_id})
+            assert cell.stats.used_bytes == EXTENT_BYTES
+        await cell.keep_house()
+        cell.assert_in_order()
+        assert cell.files() == set()
+        await cell.disk.close()
+
+    asyncio.run(work())
