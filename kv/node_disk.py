@@ -98,6 +98,14 @@ class NodeDisk:
         """Tells what is here where the directory knows nothing of it."""
         await self._listing.relist(upkeep)
 
+    def doubt(self) -> None:
+        """An answer of the directory was lost, and what it did with it."""
+        self._listing.doubt()
+
+    async def compare(self, upkeep: Upkeep) -> None:
+        """Makes what is here and what the directory lists the same again; see `DiskListing.compare`."""
+        await self._listing.compare(upkeep)
+
     def stats(self) -> DiskStats:
         counts = self._counts
         return DiskStats(

@@ -74,7 +74,7 @@ class NodeStore:
         # What an earlier process of this store had in DRAM is lost with it. Waited for, since calls of an actor may
         # overtake one another.
         for error in await self._directory.enroll(store_id):
-            logger.warning("the directory does not answer a store that starts: %s", error)
+            logger.warning("the directory does not answer a store that starts: %s", failure_label(error))
         self._dram = DramTier(store_id, self._directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
         self._puller = Puller(store_id, self._directory, self._dram, pulls, self._stored)
@@ -237,7 +237,10 @@ class NodeStore:
                 await self._dram.trim()
                 if self._disk is not None:
                     await self._disk.trim()
+                    await self._disk.compare(upkeep)
             except STORE_FAILURES as error:
+                if self._disk is not None:
+                    self._disk.doubt()
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
     async def _relist(self, upkeep: Upkeep) -> None:

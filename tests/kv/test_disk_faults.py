@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kv.directory_client import DirectoryClient
 from kv.directory_service import DirectoryService
 from kv.disk.settings import DiskSettings
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
-from kv.extents import ExtentInfo
+from kv.extents import ExtentInfo, file_name_of
 from kv.node_disk import NodeDisk
 from kv.policy.policy_file import PolicySpec
 from kv.ray_failures import STORE_FAILURES
@@ -108,8 +111,9 @@ class Cell:
                 await self.disk.relist(upkeep)
                 self.client.has_relisted(upkeep)
             await self.disk.trim()
+            await self.disk.compare(upkeep)
         except STORE_FAILURES:
-            pass
+            self.disk.doubt()
 
     @property
     def stats(self) -> DiskStats:
@@ -209,3 +213,191 @@ def test_what_nobody_is_to_read_goes_when_the_disk_lets_go_of_it(folder: Path) -
         await cell.disk.close()
 
     asyncio.run(work())
+
+
+async def rounds(cell: Cell, count: int = 3) -> None:
+    for _ in range(count):
+        await cell.keep_house()
+
+
+def test_extents_are_listed_or_gone_after_answers_about_room_were_lost(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 6, ForgetfulShard())
+        for seed in range(6):
+            await cell.store(seed)
+        cell.shard.lost = {"evict"}
+        for seed in range(6, 9):
+            await cell.store(seed)
+        assert (len(cell.listed()), len(cell.files())) == (3, 6)
+        cell.shard.lost = set()
+        await rounds(cell)
+        cell.assert_in_order()
+        new = {await cell.store(seed) for seed in range(9, 15)}
+        assert cell.listed() == new
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_a_lowered_limit_is_kept_after_the_answer_was_lost(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 6, ForgetfulShard())
+        for seed in range(6):
+            await cell.store(seed)
+        cell.tier.set_limit(2 * EXTENT_BYTES)
+        cell.shard.lost = {"shrink"}
+        await cell.keep_house()
+        assert len(cell.files()) == 6
+        cell.shard.lost = set()
+        await rounds(cell)
+        cell.assert_in_order()
+        assert len(cell.files()) == 2
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_what_expired_goes_after_the_answer_was_lost(folder: Path) -> None:
+    async def work() -> None:
+        shard = ForgetfulShard(PolicySpec(default_ttl_s=10.0))
+        cell = await Cell.start(folder, 6, shard)
+        old = await cell.store(0)
+        shard.now_s = 9.0
+        young = await cell.store(1)
+        shard.now_s = 15.0
+        shard.lost = {"keep_house"}
+        await cell.keep_house()
+        assert (cell.listed(), cell.files()) == ({young}, {old, young})
+        shard.lost = set()
+        await rounds(cell)
+        assert cell.files() == {young}
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_a_written_extent_that_the_directory_did_not_hear_of_is_listed_later(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 6, ForgetfulShard())
+        await rounds(cell)
+        cell.shard.is_dead = True
+        extent_id = await cell.store(0)
+        cell.shard.is_dead = False
+        assert cell.listed() == set()
+        await cell.keep_house()
+        assert cell.listed() == {extent_id}
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_a_directory_that_forgot_the_store_is_told_again(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 6, ForgetfulShard())
+        stored = {await cell.store(seed) for seed in range(3)}
+        cell.shard.service.drop_store("s")
+        cell.disk.doubt()
+        await rounds(cell)
+        assert cell.listed() == stored
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_a_directory_that_begins_anew_between_two_questions_costs_nothing(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 6, ForgetfulShard())
+        stored = {await cell.store(seed) for seed in range(3)}
+        await rounds(cell)
+        upkeep = await cell.client.keep_house("s")
+        cell.shard.restart()
+        cell.disk.doubt()
+        await cell.disk.compare(upkeep)
+        await rounds(cell)
+        assert cell.listed() == stored
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("fault", ["it crashes", "its answer is lost"])
+def test_all_that_an_earlier_run_left_is_listed_though_the_directory_fails_meanwhile(folder: Path, fault: str) -> None:
+    class Failing(ForgetfulShard):
+        """At the second batch."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "adopt" and self.calls.count("adopt") == 1:
+                self.is_dead, self.lost = fault == "it crashes", {"adopt"}
+                asyncio.get_running_loop().call_soon(self.recover)
+            return super().__getattr__(name)
+
+        def recover(self) -> None:
+            self.lost = set()
+            if self.is_dead:
+                self.restart()
+
+    async def work() -> None:
+        tier = DiskTier.open(folder, 400 * EXTENT_BYTES, remove_leftovers=True)
+        for seed in range(300):
+            extent = make_extent(seed=seed)
+            assert tier.reserve(EXTENT_BYTES)
+            tier.write(file_name_of(info_of(extent).extent_id), extent.parent, extent.buffers)
+        tier.close()
+        cell = await Cell.start(folder, 400, Failing())
+        await cell.store(1000)  # only when all is listed
+        await rounds(cell)
+        assert len(cell.listed()) == 301
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    asyncio.run(work())
+
+
+METHODS = ("adopt", "evict", "shrink", "keep_house", "extent_ids_of")
+STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(0, 12)),
+    st.tuples(st.just("lose"), st.sets(st.sampled_from(METHODS))),
+    st.tuples(st.just("limit"), st.integers(0, 6)),
+    st.tuples(st.sampled_from(["keep house", "begin anew", "die", "pass time", "forget one"]), st.none()),
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(STEPS, max_size=25))
+def test_whatever_is_lost_what_is_on_disk_is_listed_in_the_end(steps: list[tuple[str, Any]]) -> None:
+    async def work(folder: Path) -> None:
+        shard = ForgetfulShard(PolicySpec(default_ttl_s=100.0))
+        cell = await Cell.start(folder, 4, shard)
+        for what, value in steps:
+            if what == "store":
+                await cell.store(value)
+            elif what == "lose":
+                shard.lost = value
+            elif what == "limit":
+                cell.tier.set_limit(value * EXTENT_BYTES)
+            elif what == "keep house":
+                await cell.keep_house()
+            elif what == "begin anew":
+                shard.restart()
+            elif what == "die":
+                shard.is_dead = True
+            elif what == "pass time":
+                shard.now_s += 60.0
+            else:
+                for extent_id in list(cell.listed())[:1]:
+                    shard.service.drop_extent(extent_id)
+                    cell.disk.doubt()
+            assert taken_bytes(folder) <= cell.stats.used_bytes
+        shard.lost, shard.is_dead = set(), False
+        cell.disk.doubt()
+        await rounds(cell, 6)
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(work(Path(folder)))
