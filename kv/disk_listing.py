@@ -151,6 +151,16 @@ class DiskListing:
                     evicted = await self._directory.shrink(self._store_id, "disk", shortage)
                 await self._let_go(evicted)
 
+    async def give_up(self) -> None:
+        """The files are not this store's any more. The directory forgets them, but for those that somebody holds: who
+        asks for these is told that they are gone, and reports it."""
+        num_bytes = sum(entry.num_bytes for entry in self._extents.values())
+        self._take(list(self._extents))
+        try:
+            await self._directory.shrink(self._store_id, "disk", num_bytes)
+        except STORE_FAILURES as error:
+            self._refusals[failure_label(error)] += 1
+
     async def scan(self) -> None:
         """Lists what an earlier run left, as soon as the directory answers. Until it is done nothing is written: there
         may be no room yet."""

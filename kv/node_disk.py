@@ -141,6 +141,15 @@ class NodeDisk:
         """Waits until nothing waits to be written. False when something still does after `timeout_s`."""
         return await self._writes.flush(timeout_s)
 
+    async def is_lost(self) -> bool:
+        """Whether the folder is no longer this store's; see `DiskTier.is_lost`."""
+        return await asyncio.to_thread(self._tier.is_lost)
+
+    async def give_up(self) -> None:
+        """Closes a tier that is lost, and has the directory forget what it had."""
+        await self.close()
+        await self._listing.give_up()
+
     async def close(self) -> None:
         """Ends the work under way and gives the folder free."""
         for task in self._tasks:

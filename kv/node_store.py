@@ -210,6 +210,22 @@ class NodeStore:
         for copy in self._dram.copies():
             self._disk.stored(copy.info)
 
+    async def _give_up_lost_disk(self) -> None:
+        """A folder whose lock is gone may be another store's. It is taken over anew, if it can be, after a while."""
+        disk, settings = self._disk, self._disk_settings
+        if disk is None or settings is None or not await disk.is_lost():
+            return
+        logger.error(
+            "the disk tier's folder %s, or the lock file in it, was removed or replaced: there is no disk tier on this "
+            "node for at least %g s",
+            settings.folder,
+            settings.retry_s,
+        )
+        self._refusals["disk_unavailable"] += 1
+        self._disk = None
+        self._next_open_s = time.monotonic() + settings.retry_s
+        await disk.give_up()
+
     async def _demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
         if self._disk is not None:
             await self._disk.demote(info, refs)
@@ -225,6 +241,7 @@ class NodeStore:
         while True:
             metrics.export(store_readings(self._store_id, self._stats()))
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
+            await self._give_up_lost_disk()
             await self._open_disk()
             try:
                 upkeep = await self._directory.keep_house(self._store_id)

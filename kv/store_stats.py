@@ -59,4 +59,4 @@ class StoreStats:
     """By metric label."""
     disk: DiskStats | None
     """None where there is no disk tier, or none that can be used; each try to open one that failed counts as the
-    refusal disk_unavailable."""
+    refusal disk_unavailable, and so does the loss of one."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kv.disk.extent_file import ExtentIndex, map_parts, part_view, read_index, temporary_path, write_error, write_extent
 from kv.disk.folder import FolderListing, extent_path, list_folder
-from kv.disk.folder_lock import take_over, unusable
+from kv.disk.folder_lock import is_held, take_over, unusable
 from kv.disk.preamble import file_bytes, round_up
 from kv.errors import DiskWriteError, PartError
 
@@ -206,7 +206,8 @@ class DiskTier:
         Raises:
             ValueError: the id is no id, or taken; less is reserved than the extent takes.
             PartError: these are not the parts of one extent.
-            DiskWriteError: the file system refused, or the tier is closed. Nothing is left of the extent.
+            DiskWriteError: the file system refused, or the tier is closed or lost (disk_lost). Nothing is left of the
+                extent.
         """
         path = extent_path(self._folder, extent_id)
         num_bytes = self.size_on_disk([len(part_view(buffer)) for buffer in buffers])
@@ -221,6 +222,8 @@ class DiskTier:
             self._num_changing += 1
         is_written = False
         try:
+            if not is_held(self._folder, self._lock_fd):
+                raise DiskWriteError("disk_lost", f"{self._folder} has no longer the lock file that this store locked")
             _make_subfolder(path.parent)
             write_extent(path, parent, buffers)
             is_written = True
@@ -287,6 +290,12 @@ class DiskTier:
                 return
         with suppress(OSError):
             os.utime(path, follow_symlinks=False)
+
+    def is_lost(self) -> bool:
+        """Whether the folder, or its lock file, was removed or replaced while it is open: it may be another store's
+        now, so all that is left to do is to close the tier."""
+        with self._state:
+            return not self._is_closed and not is_held(self._folder, self._lock_fd)
 
     def set_limit(self, limit_bytes: int) -> None:
         """Change the limit. A lower one may leave a positive `shortage(0)`; what is reserved stays so.

@@ -4,6 +4,7 @@ actors' calls are plain ones, so no cluster is needed."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
@@ -354,6 +355,22 @@ def test_all_that_an_earlier_run_left_is_listed_though_the_directory_fails_meanw
         assert len(cell.listed()) == 301
         cell.assert_in_order()
         await cell.disk.close()
+
+    asyncio.run(work())
+
+
+def test_a_lost_folder_is_given_up(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 6, ForgetfulShard(), retry_s=FOR_EVER_S)
+        for seed in range(3):
+            await cell.store(seed)
+        shutil.rmtree(folder)
+        await cell.store(3)
+        await cell.store(4)
+        assert cell.refusals == {"disk_lost": 1, "disk_paused": 1}
+        assert await cell.disk.is_lost()
+        await cell.disk.give_up()
+        assert (cell.listed(), cell.stats.num_extents, folder.exists()) == (set(), 0, False)
 
     asyncio.run(work())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,19 @@ def test_a_folder_that_can_be_used_later_is(setup: Setup, worker: Any, folder: P
     eventually(lambda: len(files_in(folder)) == 1)
     flush(store)
     assert (disk_of(store).num_extents, disk_of(store).limit_bytes) == (1, 2 * MIB)
+
+
+def test_a_folder_that_is_removed_is_made_anew(setup: Setup, worker: Any, folder: Path) -> None:
+    store = start(setup, folder, retry_s=0.01)
+    pull(store, worker, chain("a", 12))
+    flush(store)
+    shutil.rmtree(folder)
+    # What is in DRAM is written again.
+    eventually(lambda: len(files_in(folder)) == 1)
+    flush(store)
+    assert stats_of(store).refusals["disk_unavailable"] == 1
+    again = restart(setup, store, folder)
+    assert_all_there(setup, again, chain("a", 12))
 
 
 def block_writes(folder: Path) -> list[Path]:
