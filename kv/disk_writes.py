@@ -1,10 +1,14 @@
 """Writing extents to a node's disk: behind DRAM's back, in the order in which they came, and at once what has to leave
-DRAM. While the disk is left alone (`DiskPause`) nothing is written: what was to be is not, unless it is used again
-later."""
+DRAM.
+
+Where the file system has less room than the limit says, the tier makes do for a while with what it has. While the disk
+is left alone (`DiskPause`) nothing is written: what was to be is not, unless it is used again later.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +30,8 @@ _QUEUE_LIMIT = 4096
 """Extents that wait to be written; when there are more, the disk is too slow for all of them anyway."""
 _BUFFER_TIMEOUT_S = 5.0
 
+logger = logging.getLogger("ray.serve")
+
 
 class DiskWrites:
     """Used from the store's event loop; files are written in threads.
@@ -34,6 +40,7 @@ class DiskWrites:
         dram: where extents come from.
         listing: told of what was written, and makes room.
         pause: begins with a write that fails.
+        retry_s: after the file system was full, the limit is less for so long.
         counts, refusals: of the disk tier, which these are part of.
     """
 
@@ -43,6 +50,7 @@ class DiskWrites:
         dram: DramTier,
         listing: DiskListing,
         pause: DiskPause,
+        retry_s: float,
         counts: Counter[str],
         refusals: Counter[str],
     ) -> None:
@@ -50,6 +58,8 @@ class DiskWrites:
         self._dram = dram
         self._listing = listing
         self._pause = pause
+        self._retry_s = retry_s
+        self._limit_held_until_s = 0.0
         self._counts = counts
         self._refusals = refusals
         self._queue: dict[str, None] = {}
@@ -143,10 +153,9 @@ class DiskWrites:
             deadline_s = time.monotonic() + _BUFFER_TIMEOUT_S
             buffers = [_bytes_of(await part_buffer(ref, deadline_s)) for ref in refs]
             num_bytes = DiskTier.size_on_disk([buffer.nbytes for buffer in buffers])
-            if not await self._listing.reserve(num_bytes):
+            if not await self._write_file(info, buffers, num_bytes):
                 self._refusals["disk_paused" if self._pause.is_on else "disk_capacity"] += 1
                 return None
-            await asyncio.to_thread(self._tier.write, file_name_of(info.extent_id), info.parent, buffers)
             del buffers
         except DiskWriteError as error:
             self._refusals[error.reason] += 1
@@ -158,6 +167,30 @@ class DiskWrites:
         self._counts["written_extents"] += 1
         self._counts["written_bytes"] += num_bytes
         return num_bytes
+
+    async def _write_file(self, info: ExtentInfo, buffers: Sequence[Any], num_bytes: int) -> bool:
+        """False when there is no room, nor can be. Raises what making room and writing do."""
+        if time.monotonic() >= self._limit_held_until_s:
+            self._tier.release_limit()
+        if not await self._listing.reserve(num_bytes):
+            return False
+        name = file_name_of(info.extent_id)
+        try:
+            await asyncio.to_thread(self._tier.write, name, info.parent, buffers)
+        except DiskWriteError as error:
+            if error.reason != "disk_full":
+                raise
+            # Others take up room that the limit gives to this tier. What is new replaces what is oldest all the same.
+            self._refusals[error.reason] += 1
+            limit_bytes = self._tier.hold_limit()
+            self._limit_held_until_s = time.monotonic() + self._retry_s
+            logger.warning("%s; the disk tier's limit is %d bytes for %g s", error, limit_bytes, self._retry_s)
+        else:
+            return True
+        if not await self._listing.reserve(num_bytes):
+            return False
+        await asyncio.to_thread(self._tier.write, name, info.parent, buffers)
+        return True
 
 
 def _bytes_of(buffer: Any) -> NDArray[np.uint8]:

@@ -51,7 +51,7 @@ class NodeDisk:
         self._admission = settings.admission
         pause = DiskPause(settings.retry_s)
         self._listing = DiskListing(store_id, directory, tier, pause, self._counts, self._refusals)
-        self._writes = DiskWrites(tier, dram, self._listing, pause, self._counts, self._refusals)
+        self._writes = DiskWrites(tier, dram, self._listing, pause, settings.retry_s, self._counts, self._refusals)
         self._reads = DiskReads(directory, tier, dram, self._forget_broken, self._counts, self._refusals)
         self._tasks = [asyncio.create_task(self._listing.scan()), asyncio.create_task(self._writes.write_behind())]
 

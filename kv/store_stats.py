@@ -10,6 +10,7 @@ class DiskStats:
     """The disk tier."""
 
     limit_bytes: int
+    """In force: less than what was set for a while after the file system was full."""
     used_bytes: int
     """All that lies in the folder, and what is reserved for writes under way."""
     other_bytes: int

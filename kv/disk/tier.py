@@ -66,6 +66,7 @@ class DiskTier:
         now_s = time.time()
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self._held_bytes: int | None = None
         self._lock_fd = lock_fd
         self._problems = problems
         self._found = sorted(
@@ -125,7 +126,9 @@ class DiskTier:
 
     @property
     def limit_bytes(self) -> int:
-        return self._limit_bytes
+        """That in force: what was given, or less while it is held (`hold_limit`)."""
+        with self._state:
+            return self._limit_in_force()
 
     @property
     def used_bytes(self) -> int:
@@ -180,12 +183,12 @@ class DiskTier:
     def shortage(self, num_bytes: int) -> int:
         """Bytes that must be freed before `num_bytes` can be reserved; at most 0 when they can be now."""
         with self._state:
-            return self._used_bytes() + num_bytes - self._limit_bytes
+            return self._used_bytes() + num_bytes - self._limit_in_force()
 
     def reserve(self, num_bytes: int) -> bool:
         """Take bytes of the limit; False, and nothing taken, when there is no room."""
         with self._state:
-            if self._is_closed or self._used_bytes() + num_bytes > self._limit_bytes:
+            if self._is_closed or self._used_bytes() + num_bytes > self._limit_in_force():
                 return False
             self._reserved_bytes += num_bytes
             return True
@@ -308,6 +311,18 @@ class DiskTier:
         with self._state:
             self._limit_bytes = limit_bytes
 
+    def hold_limit(self) -> int:
+        """The file system has no room below the limit: no more than what is used now, until `release_limit`. Returns
+        that."""
+        with self._state:
+            self._held_bytes = self._used_bytes()
+            return self._limit_in_force()
+
+    def release_limit(self) -> None:
+        """The limit is again what was given."""
+        with self._state:
+            self._held_bytes = None
+
     def close(self) -> None:
         """Wait for what is being written or removed, and let go of the folder. A second call does nothing."""
         with self._state:
@@ -316,6 +331,9 @@ class DiskTier:
             self._is_closed = True
             self._state.wait_for(lambda: self._num_changing == 0)
         os.close(self._lock_fd)
+
+    def _limit_in_force(self) -> int:
+        return self._limit_bytes if self._held_bytes is None else min(self._limit_bytes, self._held_bytes)
 
     def _used_bytes(self) -> int:
         return self._file_bytes + self._other_bytes + self._reserved_bytes

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from kv.policy.policy_file import PolicySpec
 from kv.ray_failures import STORE_FAILURES
 from kv.shards import new_extent_id
 from kv.store_stats import DiskStats
-from tests.kv.disk.extents_to_write import Extent, make_extent, taken_bytes
+from tests.kv.disk.extents_to_write import Extent, make_extent, mounted_disk, taken_bytes
 from tests.local_directory import LocalShard
 
 MIB = 1024 * 1024
@@ -357,6 +357,44 @@ def test_all_that_an_earlier_run_left_is_listed_though_the_directory_fails_meanw
         await cell.disk.close()
 
     asyncio.run(work())
+
+
+def test_a_file_system_smaller_than_the_limit_takes_what_is_new(tmp_path: Path) -> None:
+    async def work(disk: Path) -> None:
+        cell = await Cell.start(disk, 1000, ForgetfulShard(), retry_s=FOR_EVER_S)
+        stored = [await cell.store(seed) for seed in range(60)]
+        assert cell.refusals == {"disk_full": 1}
+        assert stored[-1] in cell.listed()
+        assert stored[0] not in cell.listed()
+        cell.assert_in_order()
+        assert cell.stats.limit_bytes <= 512 * 1024
+        await cell.disk.close()
+
+    with mounted_disk(tmp_path / "disk", "size=512k") as disk:
+        asyncio.run(work(disk))
+
+
+def test_a_tier_grows_again_where_there_is_room_again(tmp_path: Path) -> None:
+    async def work(disk: Path) -> None:
+        cell = await Cell.start(disk / "kv", 100, ForgetfulShard(), retry_s=0.0)
+        kept = [await cell.store(seed) for seed in range(3)]
+        with suppress(OSError), (disk / "of others").open("wb", buffering=0) as other:
+            while True:
+                other.write(bytes(4096))
+        new = await cell.store(3)
+        assert cell.listed() <= {*kept, new}
+        assert kept[0] not in cell.listed()
+        assert cell.refusals["disk_full"] >= 1
+        (disk / "of others").unlink()
+        before = cell.listed()
+        more = {await cell.store(seed) for seed in range(4, 14)}
+        assert cell.listed() == before | more
+        assert cell.stats.limit_bytes == 100 * EXTENT_BYTES
+        cell.assert_in_order()
+        await cell.disk.close()
+
+    with mounted_disk(tmp_path / "disk", "size=512k") as disk:
+        asyncio.run(work(disk))
 
 
 def test_a_lost_folder_is_given_up(folder: Path) -> None:
