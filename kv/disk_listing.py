@@ -120,6 +120,7 @@ class DiskListing:
             if not await self._tell(untold[start : start + _ADOPTED_AT_A_TIME]):
                 return
         if self._is_in_doubt or time.monotonic() >= self._next_comparison_s:
+            await asyncio.to_thread(self._tier.recount)
             await self._find_suspects()
             self._is_in_doubt = False
             self._next_comparison_s = time.monotonic() + _COMPARED_EVERY_S

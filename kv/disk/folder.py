@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,19 @@ def _add_other(listing: FolderListing, entry: os.DirEntry[str], reason: str, *, 
     listing.others.append(
         OtherEntry(Path(entry.path), reason, num_bytes, status.st_mtime, is_removable=is_ours and not is_folder)
     )
+
+
+def bytes_at(path: Path) -> int:
+    """What a file, or a folder that is none of ours, takes; 0 when it is gone.
+
+    Raises:
+        OSError: it cannot be told.
+    """
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return _folder_bytes(str(path)) if stat.S_ISDIR(status.st_mode) else _disk_bytes(status)
 
 
 def _disk_bytes(status: os.stat_result) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv.disk.extent_file import ExtentIndex, map_parts, part_view, read_index, temporary_path, write_error, write_extent
-from kv.disk.folder import FolderListing, extent_path, list_folder
+from kv.disk.folder import FolderListing, bytes_at, extent_path, list_folder
 from kv.disk.folder_lock import is_held, take_over, unusable
 from kv.disk.preamble import file_bytes, round_up
 from kv.errors import DiskWriteError, PartError
@@ -54,9 +54,9 @@ class DiskTier:
     """See the module. `open` makes one.
 
     What counts: every file in the folder, whoever put it there before the tier was opened, by what it takes on disk
-    (its length rounded up to 4096), and what is reserved. The folders themselves do not (257 of 4 KiB at most), nor do
-    files that others put there later. A file that is removed while it is mapped counts no more, though the file system
-    has its space back only when the last view of it is gone.
+    (its length rounded up to 4096; `recount` looks again), and what is reserved. The folders themselves do not (257 of
+    4 KiB at most), nor do files that others put there later. A file that is removed while it is mapped counts no more,
+    though the file system has its space back only when the last view of it is gone.
 
     After `close`, and in another process, nothing of it may be changed: reserving is refused, writing is a
     `DiskWriteError` (closed), removing and touching do nothing.
@@ -78,7 +78,8 @@ class DiskTier:
         self._state = threading.Condition()
         self._files = {listed.extent_id: listed.disk_bytes for listed in listing.extents}
         self._file_bytes = sum(self._files.values())
-        self._other_bytes = sum(problem.disk_bytes for problem in problems if not problem.is_removed)
+        self._others = {problem.path: problem.disk_bytes for problem in problems if not problem.is_removed}
+        self._other_bytes = sum(self._others.values())
         self._reserved_bytes = 0
         self._being_written: set[str] = set()
         self._unwanted: set[str] = set()
@@ -231,14 +232,16 @@ class DiskTier:
             write_extent(path, parent, buffers)
             is_written = True
         finally:
-            left_bytes = num_bytes if not is_written and os.path.lexists(temporary_path(path)) else 0
+            is_left_over = not is_written and os.path.lexists(temporary_path(path))
             with self._state:
                 self._reserved_bytes -= num_bytes
                 self._being_written.discard(extent_id)
                 if is_written:
                     self._files[extent_id] = num_bytes
                     self._file_bytes += num_bytes
-                self._other_bytes += left_bytes
+                if is_left_over:
+                    self._others[temporary_path(path)] = num_bytes
+                    self._other_bytes += num_bytes
                 is_unwanted = extent_id in self._unwanted
                 self._unwanted.discard(extent_id)
                 self._changed()
@@ -280,6 +283,18 @@ class DiskTier:
                 self._files[extent_id] = num_bytes
             self._changed()
         return is_removed
+
+    def recount(self) -> None:
+        """Count anew what is no extent: others may have removed it, or written to it."""
+        with self._state:
+            paths = list(self._others)
+        counted: dict[Path, int] = {}
+        for path in paths:
+            with suppress(OSError):
+                counted[path] = bytes_at(path)
+        with self._state:
+            self._others.update(counted)
+            self._other_bytes = sum(self._others.values())
 
     def touch(self, extent_id: str) -> None:
         """Note on disk that an extent was used now, for the order after a restart. Best effort: no error.

@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import secrets
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -379,6 +380,23 @@ def test_left_overs_stay_and_count_if_so_wished(folder: Path) -> None:
         if problem.extent_id is not None:
             assert tier.remove(problem.extent_id)
     assert tier.used_bytes == taken_bytes(folder) == tier.other_bytes + SMALL_BYTES
+    tier.close()
+
+
+def test_what_others_remove_or_write_to_is_counted_anew(folder: Path) -> None:
+    good, things = populate_with_leftovers(folder)
+    tier = opened(folder, remove_leftovers=False)
+    things["outside"].write_bytes(b"o" * 20000)
+    things["named wrongly"].unlink()
+    (things["folder of others"] / "inner" / "data").unlink()
+    before = tier.used_bytes
+    tier.recount()
+    assert tier.used_bytes == taken_bytes(folder) == before + (20480 - 4096) - 4096 - 8192
+    shutil.rmtree(things["folder of others"])
+    things["outside"].unlink()
+    tier.recount()
+    assert tier.used_bytes == taken_bytes(folder)
+    assert_decodes_to(tier.map(good), SMALL)
     tier.close()
 
 
