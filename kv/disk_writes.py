@@ -159,7 +159,10 @@ class DiskWrites:
             del buffers
         except DiskWriteError as error:
             self._refusals[error.reason] += 1
-            self._pause.begin(str(error))
+            if error.reason == "disk_blocked":  # others have other folders
+                logger.warning("%s", error)
+            else:
+                self._pause.begin(str(error))
             return None
         except STORE_FAILURES as error:
             self._refusals[failure_label(error)] += 1

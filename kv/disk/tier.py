@@ -7,6 +7,7 @@ the tier asks for the `shortage`, removes what it can do without, reserves, and 
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -210,7 +211,8 @@ class DiskTier:
         Raises:
             ValueError: the id is no id, or taken; less is reserved than the extent takes.
             PartError: these are not the parts of one extent.
-            DiskWriteError: the file system refused, or the tier is closed or lost (disk_lost). Nothing is left of the
+            DiskWriteError: the file system refused, or the tier is closed or lost (disk_lost), or something else is
+                in the place of the sub-folder (disk_blocked). Nothing is left of the
                 extent.
         """
         path = extent_path(self._folder, extent_id)
@@ -360,9 +362,13 @@ class DiskTier:
 
 def _make_subfolder(path: Path) -> None:
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        is_folder = stat.S_ISDIR(path.lstat().st_mode)
     except OSError as error:
         raise write_error(error, path) from error
+    if not is_folder:  # a link would lead out of the tier's folder
+        raise DiskWriteError("disk_blocked", f"{path} is in the place of a folder of the disk tier: remove it")
 
 
 def _is_unlinked(path: Path) -> bool:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from kv.policy.policy_file import PolicySpec
 from kv.ray_failures import STORE_FAILURES
 from kv.shards import new_extent_id
 from kv.store_stats import DiskStats
-from tests.kv.disk.extents_to_write import Extent, make_extent, mounted_disk, taken_bytes
+from tests.kv.disk.extents_to_write import Extent, frozen, make_extent, mounted_disk, taken_bytes
 from tests.local_directory import LocalShard
 
 MIB = 1024 * 1024
@@ -143,18 +142,6 @@ def info_of(extent: Extent) -> ExtentInfo:
     lanes = tuple(part.lanes for part in ranges)
     extent_id = new_extent_id("s", extent.keys[0])
     return ExtentInfo(extent_id, "s", extent.keys, ranges[0].first_block, lanes, num_bytes, extent.parent)
-
-
-@contextmanager
-def frozen(folder: Path) -> Iterator[None]:
-    """No file in it can be made or removed, as on a disk that turned read-only."""
-    folders = [str(folder), *(str(path) for path in folder.glob("??"))]
-    if subprocess.run(["chattr", "+i", *folders], capture_output=True).returncode != 0:
-        pytest.skip("a folder cannot be made immutable here")
-    try:
-        yield
-    finally:
-        subprocess.run(["chattr", "-i", *folders], check=True)
 
 
 @pytest.fixture
@@ -395,6 +382,20 @@ def test_a_tier_grows_again_where_there_is_room_again(tmp_path: Path) -> None:
 
     with mounted_disk(tmp_path / "disk", "size=512k") as disk:
         asyncio.run(work(disk))
+
+
+def test_a_file_in_the_place_of_a_sub_folder_stops_no_other_write(folder: Path) -> None:
+    async def work() -> None:
+        cell = await Cell.start(folder, 100, ForgetfulShard(), retry_s=FOR_EVER_S)
+        for number in range(128):
+            (folder / f"{number:02x}").touch()
+        stored = {await cell.store(seed) for seed in range(30)}
+        written = {extent_id for extent_id in stored if file_name_of(extent_id)[0] in "89abcdef"}
+        assert cell.listed() == cell.files() == written
+        assert cell.refusals.get("disk_blocked", 0) == 30 - len(written)
+        await cell.disk.close()
+
+    asyncio.run(work())
 
 
 def test_a_lost_folder_is_given_up(folder: Path) -> None:

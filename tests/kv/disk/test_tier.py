@@ -218,6 +218,28 @@ def test_a_folder_that_became_read_only_refuses_and_keeps_count(tier: DiskTier, 
     assert tier.used_bytes == taken_bytes(folder) == 0
 
 
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_nothing_is_written_where_something_else_is_in_the_place_of_a_sub_folder(
+    tier: DiskTier, folder: Path, kind: str
+) -> None:
+    elsewhere = folder.with_name("elsewhere")
+    elsewhere.mkdir()
+    if kind == "file":
+        (folder / "3f").touch()
+    else:
+        (folder / "3f").symlink_to(elsewhere)
+    assert tier.reserve(SMALL_BYTES)
+    with pytest.raises(DiskWriteError) as caught:
+        tier.write("3f" + "0" * 30, SMALL.parent, SMALL.buffers)
+    assert caught.value.reason == "disk_blocked"
+    assert str(folder / "3f") in str(caught.value)
+    assert (tier.used_bytes, list(elsewhere.iterdir())) == (0, [])
+    (folder / "3f").unlink()
+    assert tier.reserve(SMALL_BYTES)
+    tier.write("3f" + "0" * 30, SMALL.parent, SMALL.buffers)
+    assert tier.used_bytes == taken_bytes(folder) == SMALL_BYTES
+
+
 def test_what_a_failed_write_cannot_take_back_counts(tier: DiskTier, folder: Path) -> None:
     extent_id = secrets.token_hex(16)
     subfolder = folder / extent_id[:2]
