@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kv.directory_client import DirectoryClient, Upkeep
-from kv.disk.tier import DiskTier, FoundExtent, Problem
+from kv.disk.findings import FoundExtent, Problem
+from kv.disk.tier import DiskTier
 from kv.disk_pause import DiskPause
 from kv.extents import Copy, ExtentInfo, file_name_of
 from kv.ray_failures import STORE_FAILURES, failure_label

@@ -148,3 +148,12 @@ def _folder_bytes(path: str) -> int:
             except OSError:
                 continue
     return total
+
+
+def is_unlinked(path: Path) -> bool:
+    """Remove a file; False when the file system refuses. One that is not there is removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

@@ -12,43 +12,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kv.disk.extent_file import ExtentIndex, map_parts, part_view, read_index, temporary_path, write_error, write_extent
-from kv.disk.folder import FolderListing, bytes_at, extent_path, list_folder
+from kv.disk.extent_file import map_parts, part_view, read_index, temporary_path, write_error, write_extent
+from kv.disk.findings import FoundExtent, Problem, leftovers
+from kv.disk.folder import FolderListing, bytes_at, extent_path, is_unlinked, list_folder
 from kv.disk.folder_lock import is_held, take_over, unusable
 from kv.disk.preamble import file_bytes, round_up
+from kv.disk.tier_room import TierRoom
 from kv.errors import DiskWriteError, PartError
-
-
-@dataclass(frozen=True, slots=True)
-class FoundExtent:
-    """An extent that an earlier run left. Its payload is not verified: whoever reads it does that."""
-
-    extent_id: str
-    index: ExtentIndex
-    last_use_s: float
-    """Seconds since 1970, never in the future."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something in the folder that is no usable extent."""
-
-    path: Path
-    extent_id: str | None
-    """For a file with an extent's name; as long as it is not removed, `DiskTier.remove` takes it."""
-    reason: str
-    """One short word for a metric label: temporary, foreign, or that of a `PartError`."""
-    detail: str
-    disk_bytes: int
-    is_removed: bool
-    """Else it takes up its bytes of the limit."""
 
 
 class DiskTier:
@@ -66,8 +43,6 @@ class DiskTier:
     def __init__(self, folder: Path, limit_bytes: int, lock_fd: int, listing: FolderListing, problems: list[Problem]):
         now_s = time.time()
         self._folder = folder
-        self._limit_bytes = limit_bytes
-        self._held_bytes: int | None = None
         self._lock_fd = lock_fd
         self._problems = problems
         self._found = sorted(
@@ -78,10 +53,8 @@ class DiskTier:
 
         self._state = threading.Condition()
         self._files = {listed.extent_id: listed.disk_bytes for listed in listing.extents}
-        self._file_bytes = sum(self._files.values())
-        self._others = {problem.path: problem.disk_bytes for problem in problems if not problem.is_removed}
-        self._other_bytes = sum(self._others.values())
-        self._reserved_bytes = 0
+        others = {problem.path: problem.disk_bytes for problem in problems if not problem.is_removed}
+        self._room = TierRoom(limit_bytes, sum(self._files.values()), others)
         self._being_written: set[str] = set()
         self._unwanted: set[str] = set()
         self._num_changing = 0
@@ -108,17 +81,7 @@ class DiskTier:
         lock_fd = take_over(folder)
         try:
             listing = list_folder(folder)
-            problems = [
-                Problem(
-                    other.path,
-                    None,
-                    other.reason,
-                    "an extent that was not finished" if other.reason == "temporary" else "not a file of this tier",
-                    other.disk_bytes,
-                    is_removed=remove_leftovers and other.is_removable and _is_unlinked(other.path),
-                )
-                for other in listing.others
-            ]
+            problems = leftovers(listing, remove=remove_leftovers)
         except OSError as error:
             os.close(lock_fd)
             raise unusable(folder, error) from error
@@ -130,19 +93,19 @@ class DiskTier:
     def limit_bytes(self) -> int:
         """That in force: what was given, or less while it is held (`hold_limit`)."""
         with self._state:
-            return self._limit_in_force()
+            return self._room.limit_bytes
 
     @property
     def used_bytes(self) -> int:
         """Files and reservations."""
         with self._state:
-            return self._used_bytes()
+            return self._room.used_bytes
 
     @property
     def other_bytes(self) -> int:
         """Those of `used_bytes` that are no extents, so that no eviction frees them."""
         with self._state:
-            return self._other_bytes
+            return self._room.other_bytes
 
     @property
     def num_extents(self) -> int:
@@ -185,20 +148,20 @@ class DiskTier:
     def shortage(self, num_bytes: int) -> int:
         """Bytes that must be freed before `num_bytes` can be reserved; at most 0 when they can be now."""
         with self._state:
-            return self._used_bytes() + num_bytes - self._limit_in_force()
+            return self._room.shortage(num_bytes)
 
     def reserve(self, num_bytes: int) -> bool:
         """Take bytes of the limit; False, and nothing taken, when there is no room."""
         with self._state:
-            if self._is_closed or self._used_bytes() + num_bytes > self._limit_in_force():
+            if self._is_closed or self._room.shortage(num_bytes) > 0:
                 return False
-            self._reserved_bytes += num_bytes
+            self._room.reserved_bytes += num_bytes
             return True
 
     def give_back(self, num_bytes: int) -> None:
         """Free reserved bytes that nothing was written for."""
         with self._state:
-            self._reserved_bytes -= num_bytes
+            self._room.reserved_bytes -= num_bytes
 
     def write(self, extent_id: str, parent: bytes | None, buffers: Sequence[Any]) -> None:
         """Store an extent with `size_on_disk` of reserved bytes, which are used up, or given back when it fails.
@@ -222,8 +185,8 @@ class DiskTier:
                 raise DiskWriteError("closed", f"{path}: the tier is closed")
             if extent_id in self._files or extent_id in self._being_written:
                 raise ValueError(f"extent id {extent_id} is taken: give a new one")
-            if self._reserved_bytes < num_bytes:
-                raise ValueError(f"{self._reserved_bytes} bytes are reserved: reserve the {num_bytes} first")
+            if self._room.reserved_bytes < num_bytes:
+                raise ValueError(f"{self._room.reserved_bytes} bytes are reserved: reserve the {num_bytes} first")
             self._being_written.add(extent_id)
             self._num_changing += 1
         is_written = False
@@ -236,14 +199,13 @@ class DiskTier:
         finally:
             is_left_over = not is_written and os.path.lexists(temporary_path(path))
             with self._state:
-                self._reserved_bytes -= num_bytes
+                self._room.reserved_bytes -= num_bytes
                 self._being_written.discard(extent_id)
                 if is_written:
                     self._files[extent_id] = num_bytes
-                    self._file_bytes += num_bytes
+                    self._room.extent_bytes += num_bytes
                 if is_left_over:
-                    self._others[temporary_path(path)] = num_bytes
-                    self._other_bytes += num_bytes
+                    self._room.count_others({temporary_path(path): num_bytes})
                 is_unwanted = extent_id in self._unwanted
                 self._unwanted.discard(extent_id)
                 self._changed()
@@ -277,10 +239,10 @@ class DiskTier:
                 return True
             num_bytes = self._files.pop(extent_id)
             self._num_changing += 1
-        is_removed = _is_unlinked(path)
+        is_removed = is_unlinked(path)
         with self._state:
             if is_removed:
-                self._file_bytes -= num_bytes
+                self._room.extent_bytes -= num_bytes
             else:
                 self._files[extent_id] = num_bytes
             self._changed()
@@ -289,14 +251,13 @@ class DiskTier:
     def recount(self) -> None:
         """Count anew what is no extent: others may have removed it, or written to it."""
         with self._state:
-            paths = list(self._others)
+            paths = self._room.others()
         counted: dict[Path, int] = {}
         for path in paths:
             with suppress(OSError):
                 counted[path] = bytes_at(path)
         with self._state:
-            self._others.update(counted)
-            self._other_bytes = sum(self._others.values())
+            self._room.count_others(counted)
 
     def touch(self, extent_id: str) -> None:
         """Note on disk that an extent was used now, for the order after a restart. Best effort: no error.
@@ -323,22 +284,20 @@ class DiskTier:
         Raises:
             ValueError: it is negative.
         """
-        if limit_bytes < 0:
-            raise ValueError(f"limit_bytes={limit_bytes} is not allowed: give at least 0")
         with self._state:
-            self._limit_bytes = limit_bytes
+            self._room.set_limit(limit_bytes)
 
     def hold_limit(self) -> int:
         """The file system has no room below the limit: no more than what is used now, until `release_limit`. Returns
         that."""
         with self._state:
-            self._held_bytes = self._used_bytes()
-            return self._limit_in_force()
+            self._room.hold_limit()
+            return self._room.limit_bytes
 
     def release_limit(self) -> None:
         """The limit is again what was given."""
         with self._state:
-            self._held_bytes = None
+            self._room.release_limit()
 
     def close(self) -> None:
         """Wait for what is being written or removed, and let go of the folder. A second call does nothing."""
@@ -348,12 +307,6 @@ class DiskTier:
             self._is_closed = True
             self._state.wait_for(lambda: self._num_changing == 0)
         os.close(self._lock_fd)
-
-    def _limit_in_force(self) -> int:
-        return self._limit_bytes if self._held_bytes is None else min(self._limit_bytes, self._held_bytes)
-
-    def _used_bytes(self) -> int:
-        return self._file_bytes + self._other_bytes + self._reserved_bytes
 
     def _changed(self) -> None:
         self._num_changing -= 1
@@ -369,12 +322,3 @@ def _make_subfolder(path: Path) -> None:
         raise write_error(error, path) from error
     if not is_folder:  # a link would lead out of the tier's folder
         raise DiskWriteError("disk_blocked", f"{path} is in the place of a folder of the disk tier: remove it")
-
-
-def _is_unlinked(path: Path) -> bool:
-    """Remove a file; False when the file system refuses. One that is not there is removed."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True

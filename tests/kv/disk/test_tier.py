@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.disk.extent_file import write_extent
-from kv.disk.tier import DiskTier, FoundExtent, Problem
+from kv.disk.findings import FoundExtent, Problem
+from kv.disk.tier import DiskTier
 from kv.errors import DiskWriteError, PartError
 from tests.kv.disk.extents_to_write import (
     BIG,
