@@ -35,8 +35,8 @@ class DiskTierError(KvError):
 class DiskWriteError(KvError):
     """The file system refused to change a disk tier. What was to be stored is not; a reader sees nothing of it.
 
-    `reason` is one short word for a metric label: disk_full, disk_read_only, disk_io or disk_error. `detail` is for
-    people.
+    `reason` is one short word for a metric label: disk_full, disk_read_only, disk_io, disk_lost, disk_blocked,
+    closed or disk_error. `detail` is for people.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -75,7 +75,7 @@ class NodeStore:
         # What an earlier process of this store had in DRAM is lost with it. Waited for, since calls of an actor may
         # overtake one another.
         for error in await self._directory.enroll(store_id):
-            logger.warning("the directory does not answer a store that starts: %s", error)
+            logger.warning("the directory does not answer a store that starts: %s", failure_label(error))
         self._dram = DramTier(store_id, self._directory, dram_limit_bytes, self._demote)
         pulls = PullSettings(pull_timeout_s, settle_timeout_s, tail_ttl_s, max_part_bytes, layer_groups)
         self._puller = Puller(store_id, self._directory, self._dram, pulls, self._stored)
@@ -216,6 +216,22 @@ class NodeStore:
         for copy in self._dram.copies():
             self._disk.stored(copy.info)
 
+    async def _give_up_lost_disk(self) -> None:
+        """A folder whose lock is gone may be another store's. It is taken over anew, if it can be, after a while."""
+        disk, settings = self._disk, self._disk_settings
+        if disk is None or settings is None or not await disk.is_lost():
+            return
+        logger.error(
+            "the disk tier's folder %s, or the lock file in it, was removed or replaced: there is no disk tier on this "
+            "node for at least %g s",
+            settings.folder,
+            settings.retry_s,
+        )
+        self._refusals["disk_unavailable"] += 1
+        self._disk = None
+        self._next_open_s = time.monotonic() + settings.retry_s
+        await disk.give_up()
+
     async def _demote(self, info: ExtentInfo, refs: Sequence[Any]) -> None:
         if self._disk is not None:
             await self._disk.demote(info, refs)
@@ -231,6 +247,7 @@ class NodeStore:
         while True:
             metrics.export(store_readings(self._store_id, self._stats()))
             await asyncio.sleep(_HOUSEKEEPING_PERIOD_S)
+            await self._give_up_lost_disk()
             await self._open_disk()
             try:
                 upkeep = await self._directory.keep_house(self._store_id)
@@ -243,7 +260,10 @@ class NodeStore:
                 await self._dram.trim()
                 if self._disk is not None:
                     await self._disk.trim()
+                    await self._disk.compare(upkeep)
             except STORE_FAILURES as error:
+                if self._disk is not None:
+                    self._disk.doubt()
                 self._refusals[f"housekeeping_{failure_label(error)}"] += 1
 
     async def _relist(self, upkeep: Upkeep) -> None:

@@ -10,6 +10,7 @@ class DiskStats:
     """The disk tier."""
 
     limit_bytes: int
+    """In force: less than what was set for a while after the file system was full."""
     used_bytes: int
     """All that lies in the folder, and what is reserved for writes under way."""
     other_bytes: int
@@ -59,4 +60,4 @@ class StoreStats:
     """By metric label."""
     disk: DiskStats | None
     """None where there is no disk tier, or none that can be used; each try to open one that failed counts as the
-    refusal disk_unavailable."""
+    refusal disk_unavailable, and so does the loss of one."""

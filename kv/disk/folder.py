@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +121,19 @@ def _add_other(listing: FolderListing, entry: os.DirEntry[str], reason: str, *, 
     )
 
 
+def bytes_at(path: Path) -> int:
+    """What a file, or a folder that is none of ours, takes; 0 when it is gone.
+
+    Raises:
+        OSError: it cannot be told.
+    """
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return _folder_bytes(str(path)) if stat.S_ISDIR(status.st_mode) else _disk_bytes(status)
+
+
 def _disk_bytes(status: os.stat_result) -> int:
     """What a file takes: no less than its length rounded up, even when some of it is not allocated yet."""
     return max(round_up(status.st_size), status.st_blocks * 512)
@@ -134,3 +148,12 @@ def _folder_bytes(path: str) -> int:
             except OSError:
                 continue
     return total
+
+
+def is_unlinked(path: Path) -> bool:
+    """Remove a file; False when the file system refuses. One that is not there is removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

@@ -50,6 +50,17 @@ def take_over(folder: Path) -> int:
     return lock_fd
 
 
+def is_held(folder: Path, lock_fd: int) -> bool:
+    """Whether the folder still has the lock file that this descriptor locks. After somebody removed it, or all of the
+    folder, another store may have made and locked its own."""
+    try:
+        return os.path.samestat(os.stat(folder / MARKER, follow_symlinks=False), os.fstat(lock_fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # it cannot be told now
+
+
 def _try_to_write(folder: Path) -> None:
     probe = folder / f".{secrets.token_hex(16)}.tmp"
     try:

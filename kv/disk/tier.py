@@ -7,56 +7,34 @@ the tier asks for the `shortage`, removes what it can do without, reserves, and 
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kv.disk.extent_file import ExtentIndex, map_parts, part_view, read_index, temporary_path, write_error, write_extent
-from kv.disk.folder import FolderListing, extent_path, list_folder
-from kv.disk.folder_lock import take_over, unusable
+from kv.disk.extent_file import map_parts, part_view, read_index, temporary_path, write_error, write_extent
+from kv.disk.findings import FoundExtent, Problem, leftovers
+from kv.disk.folder import FolderListing, bytes_at, extent_path, is_unlinked, list_folder
+from kv.disk.folder_lock import is_held, take_over, unusable
 from kv.disk.preamble import file_bytes, round_up
+from kv.disk.tier_room import TierRoom
 from kv.errors import DiskWriteError, PartError
-
-
-@dataclass(frozen=True, slots=True)
-class FoundExtent:
-    """An extent that an earlier run left. Its payload is not verified: whoever reads it does that."""
-
-    extent_id: str
-    index: ExtentIndex
-    last_use_s: float
-    """Seconds since 1970, never in the future."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something in the folder that is no usable extent."""
-
-    path: Path
-    extent_id: str | None
-    """For a file with an extent's name; as long as it is not removed, `DiskTier.remove` takes it."""
-    reason: str
-    """One short word for a metric label: temporary, foreign, or that of a `PartError`."""
-    detail: str
-    disk_bytes: int
-    is_removed: bool
-    """Else it takes up its bytes of the limit."""
 
 
 class DiskTier:
     """See the module. `open` makes one.
 
     What counts: every file in the folder, whoever put it there before the tier was opened, by what it takes on disk
-    (its length rounded up to 4096), and what is reserved. The folders themselves do not (257 of 4 KiB at most), nor do
-    files that others put there later. A file that is removed while it is mapped counts no more, though the file system
-    has its space back only when the last view of it is gone.
+    (its length rounded up to 4096; `recount` looks again), and what is reserved. The folders themselves do not (257 of
+    4 KiB at most), nor do files that others put there later. A file that is removed while it is mapped counts no more,
+    though the file system has its space back only when the last view of it is gone.
 
     After `close`, and in another process, nothing of it may be changed: reserving is refused, writing is a
     `DiskWriteError` (closed), removing and touching do nothing.
@@ -65,7 +43,6 @@ class DiskTier:
     def __init__(self, folder: Path, limit_bytes: int, lock_fd: int, listing: FolderListing, problems: list[Problem]):
         now_s = time.time()
         self._folder = folder
-        self._limit_bytes = limit_bytes
         self._lock_fd = lock_fd
         self._problems = problems
         self._found = sorted(
@@ -76,9 +53,8 @@ class DiskTier:
 
         self._state = threading.Condition()
         self._files = {listed.extent_id: listed.disk_bytes for listed in listing.extents}
-        self._file_bytes = sum(self._files.values())
-        self._other_bytes = sum(problem.disk_bytes for problem in problems if not problem.is_removed)
-        self._reserved_bytes = 0
+        others = {problem.path: problem.disk_bytes for problem in problems if not problem.is_removed}
+        self._room = TierRoom(limit_bytes, sum(self._files.values()), others)
         self._being_written: set[str] = set()
         self._unwanted: set[str] = set()
         self._num_changing = 0
@@ -105,17 +81,7 @@ class DiskTier:
         lock_fd = take_over(folder)
         try:
             listing = list_folder(folder)
-            problems = [
-                Problem(
-                    other.path,
-                    None,
-                    other.reason,
-                    "an extent that was not finished" if other.reason == "temporary" else "not a file of this tier",
-                    other.disk_bytes,
-                    is_removed=remove_leftovers and other.is_removable and _is_unlinked(other.path),
-                )
-                for other in listing.others
-            ]
+            problems = leftovers(listing, remove=remove_leftovers)
         except OSError as error:
             os.close(lock_fd)
             raise unusable(folder, error) from error
@@ -125,19 +91,21 @@ class DiskTier:
 
     @property
     def limit_bytes(self) -> int:
-        return self._limit_bytes
+        """That in force: what was given, or less while it is held (`hold_limit`)."""
+        with self._state:
+            return self._room.limit_bytes
 
     @property
     def used_bytes(self) -> int:
         """Files and reservations."""
         with self._state:
-            return self._used_bytes()
+            return self._room.used_bytes
 
     @property
     def other_bytes(self) -> int:
         """Those of `used_bytes` that are no extents, so that no eviction frees them."""
         with self._state:
-            return self._other_bytes
+            return self._room.other_bytes
 
     @property
     def num_extents(self) -> int:
@@ -180,20 +148,20 @@ class DiskTier:
     def shortage(self, num_bytes: int) -> int:
         """Bytes that must be freed before `num_bytes` can be reserved; at most 0 when they can be now."""
         with self._state:
-            return self._used_bytes() + num_bytes - self._limit_bytes
+            return self._room.shortage(num_bytes)
 
     def reserve(self, num_bytes: int) -> bool:
         """Take bytes of the limit; False, and nothing taken, when there is no room."""
         with self._state:
-            if self._is_closed or self._used_bytes() + num_bytes > self._limit_bytes:
+            if self._is_closed or self._room.shortage(num_bytes) > 0:
                 return False
-            self._reserved_bytes += num_bytes
+            self._room.reserved_bytes += num_bytes
             return True
 
     def give_back(self, num_bytes: int) -> None:
         """Free reserved bytes that nothing was written for."""
         with self._state:
-            self._reserved_bytes -= num_bytes
+            self._room.reserved_bytes -= num_bytes
 
     def write(self, extent_id: str, parent: bytes | None, buffers: Sequence[Any]) -> None:
         """Store an extent with `size_on_disk` of reserved bytes, which are used up, or given back when it fails.
@@ -206,7 +174,9 @@ class DiskTier:
         Raises:
             ValueError: the id is no id, or taken; less is reserved than the extent takes.
             PartError: these are not the parts of one extent.
-            DiskWriteError: the file system refused, or the tier is closed. Nothing is left of the extent.
+            DiskWriteError: the file system refused, or the tier is closed or lost (disk_lost), or something else is
+                in the place of the sub-folder (disk_blocked). Nothing is left of the
+                extent.
         """
         path = extent_path(self._folder, extent_id)
         num_bytes = self.size_on_disk([len(part_view(buffer)) for buffer in buffers])
@@ -215,24 +185,27 @@ class DiskTier:
                 raise DiskWriteError("closed", f"{path}: the tier is closed")
             if extent_id in self._files or extent_id in self._being_written:
                 raise ValueError(f"extent id {extent_id} is taken: give a new one")
-            if self._reserved_bytes < num_bytes:
-                raise ValueError(f"{self._reserved_bytes} bytes are reserved: reserve the {num_bytes} first")
+            if self._room.reserved_bytes < num_bytes:
+                raise ValueError(f"{self._room.reserved_bytes} bytes are reserved: reserve the {num_bytes} first")
             self._being_written.add(extent_id)
             self._num_changing += 1
         is_written = False
         try:
+            if not is_held(self._folder, self._lock_fd):
+                raise DiskWriteError("disk_lost", f"{self._folder} has no longer the lock file that this store locked")
             _make_subfolder(path.parent)
             write_extent(path, parent, buffers)
             is_written = True
         finally:
-            left_bytes = num_bytes if not is_written and os.path.lexists(temporary_path(path)) else 0
+            is_left_over = not is_written and os.path.lexists(temporary_path(path))
             with self._state:
-                self._reserved_bytes -= num_bytes
+                self._room.reserved_bytes -= num_bytes
                 self._being_written.discard(extent_id)
                 if is_written:
                     self._files[extent_id] = num_bytes
-                    self._file_bytes += num_bytes
-                self._other_bytes += left_bytes
+                    self._room.extent_bytes += num_bytes
+                if is_left_over:
+                    self._room.count_others({temporary_path(path): num_bytes})
                 is_unwanted = extent_id in self._unwanted
                 self._unwanted.discard(extent_id)
                 self._changed()
@@ -266,14 +239,25 @@ class DiskTier:
                 return True
             num_bytes = self._files.pop(extent_id)
             self._num_changing += 1
-        is_removed = _is_unlinked(path)
+        is_removed = is_unlinked(path)
         with self._state:
             if is_removed:
-                self._file_bytes -= num_bytes
+                self._room.extent_bytes -= num_bytes
             else:
                 self._files[extent_id] = num_bytes
             self._changed()
         return is_removed
+
+    def recount(self) -> None:
+        """Count anew what is no extent: others may have removed it, or written to it."""
+        with self._state:
+            paths = self._room.others()
+        counted: dict[Path, int] = {}
+        for path in paths:
+            with suppress(OSError):
+                counted[path] = bytes_at(path)
+        with self._state:
+            self._room.count_others(counted)
 
     def touch(self, extent_id: str) -> None:
         """Note on disk that an extent was used now, for the order after a restart. Best effort: no error.
@@ -288,16 +272,32 @@ class DiskTier:
         with suppress(OSError):
             os.utime(path, follow_symlinks=False)
 
+    def is_lost(self) -> bool:
+        """Whether the folder, or its lock file, was removed or replaced while it is open: it may be another store's
+        now, so all that is left to do is to close the tier."""
+        with self._state:
+            return not self._is_closed and not is_held(self._folder, self._lock_fd)
+
     def set_limit(self, limit_bytes: int) -> None:
         """Change the limit. A lower one may leave a positive `shortage(0)`; what is reserved stays so.
 
         Raises:
             ValueError: it is negative.
         """
-        if limit_bytes < 0:
-            raise ValueError(f"limit_bytes={limit_bytes} is not allowed: give at least 0")
         with self._state:
-            self._limit_bytes = limit_bytes
+            self._room.set_limit(limit_bytes)
+
+    def hold_limit(self) -> int:
+        """The file system has no room below the limit: no more than what is used now, until `release_limit`. Returns
+        that."""
+        with self._state:
+            self._room.hold_limit()
+            return self._room.limit_bytes
+
+    def release_limit(self) -> None:
+        """The limit is again what was given."""
+        with self._state:
+            self._room.release_limit()
 
     def close(self) -> None:
         """Wait for what is being written or removed, and let go of the folder. A second call does nothing."""
@@ -308,9 +308,6 @@ class DiskTier:
             self._state.wait_for(lambda: self._num_changing == 0)
         os.close(self._lock_fd)
 
-    def _used_bytes(self) -> int:
-        return self._file_bytes + self._other_bytes + self._reserved_bytes
-
     def _changed(self) -> None:
         self._num_changing -= 1
         self._state.notify_all()
@@ -318,15 +315,10 @@ class DiskTier:
 
 def _make_subfolder(path: Path) -> None:
     try:
-        path.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        is_folder = stat.S_ISDIR(path.lstat().st_mode)
     except OSError as error:
         raise write_error(error, path) from error
-
-
-def _is_unlinked(path: Path) -> bool:
-    """Remove a file; False when the file system refuses. One that is not there is removed."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
+    if not is_folder:  # a link would lead out of the tier's folder
+        raise DiskWriteError("disk_blocked", f"{path} is in the place of a folder of the disk tier: remove it")

@@ -200,7 +200,12 @@ BROKEN_PARTS = _add(
 
 # Of stores
 
-LIMIT = _add("store_limit_bytes", "gauge", ("store", "tier"), "What a tier may hold.")
+LIMIT = _add(
+    "store_limit_bytes",
+    "gauge",
+    ("store", "tier"),
+    "What a tier may hold. That of a disk tier whose file system was found full is what it had then, for a while.",
+)
 USED = _add("store_used_bytes", "gauge", ("store", "tier"), "What it holds, reserved bytes included.")
 EXTENTS = _add("store_extents", "gauge", ("store", "tier"), "Extents that it holds.")
 DISK_QUEUE = _add("store_disk_queue_extents", "gauge", ("store",), "Extents that wait to be written to disk.")

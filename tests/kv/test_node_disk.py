@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kv.disk.settings import DiskSettings
 from kv.policy.admission import DiskAdmission
 from kv.policy.policy_file import PolicySpec
 from kv.store_stats import DiskStats
+from tests.kv.disk.extents_to_write import frozen
 from tests.store_cell import MIB, Setup, chain, crash, eventually, fetch, get, pull, stats_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
@@ -229,21 +231,26 @@ def test_a_folder_that_can_be_used_later_is(setup: Setup, worker: Any, folder: P
     assert (disk_of(store).num_extents, disk_of(store).limit_bytes) == (1, 2 * MIB)
 
 
-def block_writes(folder: Path) -> list[Path]:
-    """Files where the tier would make its sub-folders."""
-    paths = [folder / f"{number:02x}" for number in range(256)]
-    for path in paths:
-        path.touch()
-    return paths
+def test_a_folder_that_is_removed_is_made_anew(setup: Setup, worker: Any, folder: Path) -> None:
+    store = start(setup, folder, retry_s=0.01)
+    pull(store, worker, chain("a", 12))
+    flush(store)
+    shutil.rmtree(folder)
+    # What is in DRAM is written again.
+    eventually(lambda: len(files_in(folder)) == 1)
+    flush(store)
+    assert stats_of(store).refusals["disk_unavailable"] == 1
+    again = restart(setup, store, folder)
+    assert_all_there(setup, again, chain("a", 12))
 
 
 def test_a_disk_that_refuses_a_write_is_left_alone_for_a_while(setup: Setup, worker: Any, folder: Path) -> None:
     store = start(setup, folder)
-    block_writes(folder)
-    for name in "abc":
-        pull(store, worker, chain(name, 12))
-    flush(store)
-    assert disk_of(store).refusals == {"disk_error": 1, "disk_paused": 2}
+    with frozen(folder):
+        for name in "abc":
+            pull(store, worker, chain(name, 12))
+        flush(store)
+    assert disk_of(store).refusals == {"disk_read_only": 1, "disk_paused": 2}
     assert (disk_of(store).num_queued_extents, disk_of(store).used_bytes) == (0, 0)
     for name in "abc":
         assert_all_there(setup, store, chain(name, 12))
@@ -251,12 +258,10 @@ def test_a_disk_that_refuses_a_write_is_left_alone_for_a_while(setup: Setup, wor
 
 def test_a_disk_that_refused_a_write_is_tried_again(setup: Setup, worker: Any, folder: Path) -> None:
     store = start(setup, folder, retry_s=0.01)
-    obstacles = block_writes(folder)
     keys = chain("a", 12)
-    pull(store, worker, keys)
-    eventually(lambda: disk_of(store).refusals.get("disk_error", 0) == 1)
-    for path in obstacles:
-        path.unlink()
+    with frozen(folder):
+        pull(store, worker, keys)
+        eventually(lambda: disk_of(store).refusals.get("disk_read_only", 0) == 1)
 
     def is_written_when_read() -> bool:
         assert_all_there(setup, store, keys)

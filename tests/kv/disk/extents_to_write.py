@@ -104,6 +104,18 @@ def without_privileges() -> Iterator[None]:
 
 
 @contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """No file in it can be made or removed, as on a disk that turned read-only."""
+    folders = [str(folder), *(str(path) for path in folder.glob("??"))]
+    if subprocess.run(["chattr", "+i", *folders], capture_output=True).returncode != 0:
+        pytest.skip("a folder cannot be made immutable here")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", *folders], check=True)
+
+
+@contextmanager
 def mounted_disk(folder: Path, *options: str) -> Iterator[Path]:
     """A file system in memory; the test is skipped where mounting is not permitted."""
     folder.mkdir(exist_ok=True)

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kv.disk.folder import MARKER
 from kv.disk.tier import DiskTier
-from kv.errors import DiskTierError
-from tests.kv.disk.extents_to_write import mounted_disk, without_privileges
+from kv.errors import DiskTierError, DiskWriteError
+from tests.kv.disk.extents_to_write import make_extent, mounted_disk, taken_bytes, without_privileges
 
 HOLDER = """
 import sys
@@ -45,6 +47,33 @@ def test_the_lock_of_a_process_ends_with_it(tmp_path: Path) -> None:
         assert "folder of its own" in message
         holder.kill()
     DiskTier.open(tmp_path, 10, remove_leftovers=True).close()
+
+
+@pytest.mark.parametrize("what", ["the lock file", "the folder", "the lock file, and another store has one"])
+def test_a_folder_whose_lock_is_gone_is_not_written_to(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "tier"
+    extent = make_extent()
+    num_bytes = DiskTier.size_on_disk(extent.sizes)
+    tier = DiskTier.open(folder, num_bytes, remove_leftovers=True)
+    assert not tier.is_lost()
+    assert tier.reserve(num_bytes)
+    if what == "the folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / MARKER).unlink()
+    others = [DiskTier.open(folder, 10, remove_leftovers=True)] if "another" in what else []
+    assert tier.is_lost()
+    with pytest.raises(DiskWriteError) as caught:
+        tier.write("0" * 32, extent.parent, extent.buffers)
+    assert (caught.value.reason, tier.used_bytes) == ("disk_lost", 0)
+    assert taken_bytes(folder) == 0
+    assert not any(other.is_lost() for other in others)
+    for each in [tier, *others]:
+        each.close()
+    tier = DiskTier.open(folder, num_bytes, remove_leftovers=True)
+    assert tier.reserve(num_bytes)
+    tier.write("0" * 32, extent.parent, extent.buffers)
+    tier.close()
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import secrets
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -19,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.disk.extent_file import write_extent
-from kv.disk.tier import DiskTier, FoundExtent, Problem
+from kv.disk.findings import FoundExtent, Problem
+from kv.disk.tier import DiskTier
 from kv.errors import DiskWriteError, PartError
 from tests.kv.disk.extents_to_write import (
     BIG,
@@ -217,6 +219,28 @@ def test_a_folder_that_became_read_only_refuses_and_keeps_count(tier: DiskTier, 
     assert tier.used_bytes == taken_bytes(folder) == 0
 
 
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_nothing_is_written_where_something_else_is_in_the_place_of_a_sub_folder(
+    tier: DiskTier, folder: Path, kind: str
+) -> None:
+    elsewhere = folder.with_name("elsewhere")
+    elsewhere.mkdir()
+    if kind == "file":
+        (folder / "3f").touch()
+    else:
+        (folder / "3f").symlink_to(elsewhere)
+    assert tier.reserve(SMALL_BYTES)
+    with pytest.raises(DiskWriteError) as caught:
+        tier.write("3f" + "0" * 30, SMALL.parent, SMALL.buffers)
+    assert caught.value.reason == "disk_blocked"
+    assert str(folder / "3f") in str(caught.value)
+    assert (tier.used_bytes, list(elsewhere.iterdir())) == (0, [])
+    (folder / "3f").unlink()
+    assert tier.reserve(SMALL_BYTES)
+    tier.write("3f" + "0" * 30, SMALL.parent, SMALL.buffers)
+    assert tier.used_bytes == taken_bytes(folder) == SMALL_BYTES
+
+
 def test_what_a_failed_write_cannot_take_back_counts(tier: DiskTier, folder: Path) -> None:
     extent_id = secrets.token_hex(16)
     subfolder = folder / extent_id[:2]
@@ -379,6 +403,23 @@ def test_left_overs_stay_and_count_if_so_wished(folder: Path) -> None:
         if problem.extent_id is not None:
             assert tier.remove(problem.extent_id)
     assert tier.used_bytes == taken_bytes(folder) == tier.other_bytes + SMALL_BYTES
+    tier.close()
+
+
+def test_what_others_remove_or_write_to_is_counted_anew(folder: Path) -> None:
+    good, things = populate_with_leftovers(folder)
+    tier = opened(folder, remove_leftovers=False)
+    things["outside"].write_bytes(b"o" * 20000)
+    things["named wrongly"].unlink()
+    (things["folder of others"] / "inner" / "data").unlink()
+    before = tier.used_bytes
+    tier.recount()
+    assert tier.used_bytes == taken_bytes(folder) == before + (20480 - 4096) - 4096 - 8192
+    shutil.rmtree(things["folder of others"])
+    things["outside"].unlink()
+    tier.recount()
+    assert tier.used_bytes == taken_bytes(folder)
+    assert_decodes_to(tier.map(good), SMALL)
     tier.close()
 
 
