@@ -35,6 +35,8 @@ T = TypeVar("T")
 _MEMORY_S = 60.0
 """How long ended requests are remembered: hand-overs whose tail may still be unclaimed, and aborts that may have
 overtaken their submission."""
+GRAMMAR_LIMIT_S = 60.0
+"""The ingress has compiled it before, within a few seconds of CPU; so this is for a machine that has none left."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -60,7 +62,7 @@ class _Tracked:
     grammar: GrammarState | None = None
     """Made while the store is asked, for the engine."""
     refusal: str | None = None
-    """Why the engine is not to have it."""
+    """Why its grammar cannot be used, so that the engine is not to have it."""
     is_answer: bool = False
     """Its KV is published when its answer has ended, and nobody waits for that."""
     is_wanted: bool = True
@@ -86,14 +88,17 @@ class RequestTracker:
         grammars: Grammars,
         *,
         max_publishing_answers: int,
+        grammar_limit_s: float = GRAMMAR_LIMIT_S,
     ) -> None:
         """`actor`: handle of the worker, for the store to pull from. So many answers that have ended are published at a
-        time, at most; 0: none, which is right where requests end with a hand-over or there is no store."""
+        time, at most; 0: none, which is right where requests end with a hand-over or there is no store. A request whose
+        grammar takes longer than `grammar_limit_s` to compile ends with an error."""
         self._thread = thread
         self._exchange = exchange
         self._outbox = outbox
         self._actor = actor
         self._grammars = grammars
+        self._grammar_limit_s = grammar_limit_s
         self._max_publishing_answers = max_publishing_answers
         self._publishing_answers: set[str] = set()
         self.counts: Counter[str] = Counter(published_answer_blocks=0, unpublished_answers=0, early_published_blocks=0)
@@ -179,9 +184,12 @@ class RequestTracker:
         grammar = submission.request.sampling.grammar
         if grammar is not None:
             try:
-                tracked.grammar = await asyncio.to_thread(self._grammars.state, grammar)
+                async with asyncio.timeout(self._grammar_limit_s):
+                    tracked.grammar = await asyncio.to_thread(self._grammars.state, grammar)
             except GrammarError as error:
-                tracked.refusal = f"the answer's grammar cannot be used: {error}"
+                tracked.refusal = str(error)
+            except TimeoutError:
+                tracked.refusal = f"compiling it took longer than {self._grammar_limit_s:g} s"
         return await self._exchange.find(submission.request, submission.hand_over)
 
     def _after_lookup(self, submission: Submission, tracked: _Tracked, task: asyncio.Task[FoundPrefix | None]) -> None:
@@ -197,7 +205,7 @@ class RequestTracker:
             tracked.found = found
             request = replace(request, external_tokens=found.num_tokens)
         if tracked.refusal is not None:
-            self._take_events([_failure(request, tracked.refusal)], {})
+            self._take_events([replace(_failure(request, tracked.refusal), blames_grammar=True)], {})
             return
         if self._max_publishing_answers and self._exchange.has_store and not request.hand_over:
             tracked.is_answer = True

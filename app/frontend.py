@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from app.completion_protocol import DEFAULT_MAX_TOKENS, CompletionRequest
 from app.default_sampling import DefaultSampling
 from app.dispatcher import Dispatcher
 from app.generation import Choice, Generation
+from app.grammar_check import GrammarCheck
 from app.key_limits import KeyUse
 from app.openai_errors import model_not_found, unavailable
 from app.openai_protocol import GenerationRequest, to_sampling
@@ -71,6 +73,7 @@ class Frontend:
         self._key_use = KeyUse()
         self._owner = f"ingress-{uuid.uuid4().hex[:12]}"
         ingress = settings.ingress
+        self._grammars = GrammarCheck(tokenizer, ingress.grammar_cpu_s)
         self.dispatcher = Dispatcher(
             self._owner,
             settings.mode,
@@ -160,6 +163,7 @@ class Frontend:
         self._sweeper.cancel()
         self._exporting.cancel()
         await self._watch.stop()
+        await self._grammars.stop()
         self.dispatcher.stop()
 
     def _completion(self, request: CompletionRequest, principal: Principal, arrived_s: float) -> Generation:
@@ -224,7 +228,19 @@ class Frontend:
                 )
                 choices.append(Choice(engine_request, text, SequenceTimes(arrived_s, priority, principal.name)))
             groups.append(choices)
-        return Generation(groups, self._start, self._metrics, self._spans, tools)
+        return Generation(
+            groups, self._start, self._metrics, self._spans, tools, self._grammar_check(request, tools, facts)
+        )
+
+    def _grammar_check(
+        self, request: GenerationRequest, tools: ToolUse | None, facts: WorkerFacts
+    ) -> Callable[[], Awaitable[None]] | None:
+        grammar, param = (request.grammar, request.grammar_param) if tools is None else (tools.grammar, "tools")
+        if grammar is None:
+            return None
+        return functools.partial(
+            self._grammars.check, grammar, param, vocab_size=facts.vocab_size, end_token_ids=facts.eos_token_ids
+        )
 
     def _start(self, choice: Choice, admitted: asyncio.Event) -> SequenceFlow:
         facts, request = self._facts(), choice.request

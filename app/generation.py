@@ -8,7 +8,7 @@ other prompts are sent when that one was admitted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -41,15 +41,18 @@ class Generation:
         metrics: RequestMetrics,
         spans: RequestSpans | None = None,
         tools: ToolUse | None = None,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`prompts`: for each prompt its choices. `start` makes a sequence; see `SequenceFlow` for its event. `tools`:
-        for whoever writes the answers out; the pieces are the model's own text."""
+        for whoever writes the answers out; the pieces are the model's own text. `check`: awaited before the first
+        sequence; raises ApiError where there is to be none."""
         self.tools = tools
         self._prompts = prompts
         self._admitted = asyncio.Event()
         self._start = start
         self._metrics = metrics
         self._spans = spans
+        self._check = check
         self._cached_tokens = [0] * len(prompts)
 
     def usage(self) -> dict[str, object]:
@@ -63,8 +66,11 @@ class Generation:
     async def pieces(self) -> AsyncGenerator[Piece]:
         """Pieces of all choices as they come; each choice ends with one that has a finish reason.
 
-        Raises what `SequenceFlow.events` raises, for the first choice that fails; the others are then freed.
+        Raises what `SequenceFlow.events` raises, for the first choice that fails, and the others are then freed; or
+        what `check` raises.
         """
+        if self._check is not None:
+            await self._check()
         if len(self._prompts) == 1 and len(self._prompts[0]) == 1:
             async with aclosing(self._run(0, self._prompts[0][0])) as pieces:
                 async for piece in pieces:

@@ -206,6 +206,11 @@ class GenerationRequest(BaseModel):
         return self.structured_outputs if self.response_format is None else self.response_format
 
     @property
+    def grammar_param(self) -> str:
+        """The field that says so."""
+        return "structured_outputs" if self.response_format is None else "response_format"
+
+    @property
     def max_new_tokens(self) -> int | None:
         """The answer's length as the client limits it, in tokens; None: not at all."""
         return self.max_tokens

@@ -19,7 +19,7 @@ from app.openai_errors import ApiError, internal, invalid_request, overloaded, t
 from app.openai_protocol import GenerationRequest
 from app.openai_responses import AnswerHead
 from app.request_metrics import Ending
-from app.sequence_flow import RequestFailedError
+from app.sequence_flow import GrammarFailedError, RequestFailedError
 from migrate.admission import RejectReason
 from migrate.view import NoWorkerError
 
@@ -86,7 +86,8 @@ class RunningAnswer:
             ending = "timeout"
             raise timeout(self._timeout_s) from None
         except (RefusedError, RequestFailedError, NoWorkerError) as error:
-            ending = "error" if isinstance(error, RequestFailedError) else "refused"
+            is_ours = isinstance(error, RequestFailedError) and not isinstance(error, GrammarFailedError)
+            ending = "error" if is_ours else "refused"
             raise _api_error(error) from error
         except ApiError:
             ending = "refused"
@@ -105,5 +106,8 @@ def _api_error(error: RefusedError | RequestFailedError | NoWorkerError) -> ApiE
         if error.decision.reason is RejectReason.NEVER_FITS:
             return invalid_request(error.decision.detail, code="context_length_exceeded")
         return overloaded(error.decision.detail, retry_after_s=error.decision.retry_after_s or 1.0)
+    if isinstance(error, GrammarFailedError):
+        message = f"What the answer is to keep to cannot be used: {error}. Make it simpler."
+        return invalid_request(message, code="invalid_grammar")
     logger.error("a request failed: %s", error)
     return internal()

@@ -29,6 +29,10 @@ class RequestFailedError(Exception):
     """A worker ended the request with an error, or too many workers were lost under it."""
 
 
+class GrammarFailedError(RequestFailedError):
+    """A worker could not use the request's grammar, or not to the answer's end."""
+
+
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
     """What dispatch needs to know of a request beside its tokens."""
@@ -78,7 +82,8 @@ class SequenceFlow:
                 async with aclosing(self._attempt(request, assignment)) as events:
                     async for event in events:
                         if event.finish_reason == FINISH_ERROR:
-                            raise RequestFailedError(event.error or "the worker gave no reason")
+                            failure = GrammarFailedError if event.blames_grammar else RequestFailedError
+                            raise failure(event.error or "the worker gave no reason")
                         if event.token_id is not None:
                             self._outputs.append(event.token_id)
                         yield event

@@ -198,6 +198,13 @@ class IngressSettings(SettingsBlock):
         description="A request whose priority is larger by 1 waits, here and in a worker, as if it had come so many "
         "seconds later: it is overtaken for so long, and not for ever.",
     )
+    grammar_cpu_s: float = Field(
+        default=4.0,
+        gt=0,
+        le=60,
+        description="Seconds of CPU that the check of a grammar or schema which is new to an ingress replica may take; "
+        "one that takes longer is answered 400.",
+    )
     tracing: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",

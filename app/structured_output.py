@@ -1,4 +1,5 @@
-"""What an answer is to keep to, as requests say it, and as a grammar for the engine.
+"""What an answer is to keep to, as requests say it, and as a grammar for the engine. Nothing is compiled here: whether
+a grammar can be used, `GrammarCheck` finds out.
 
 `response_format` is OpenAI's; `structured_outputs` has vLLM's names for what OpenAI's API cannot say. JSON comes on one
 line, spaced as Python's `json.dumps` writes it: a small model that may choose would add blanks without end (ours).
@@ -7,11 +8,12 @@ line, spaced as Python's `json.dumps` writes it: a small model that may choose w
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher
 
-from app.openai_errors import ApiError, invalid_request
+from app.openai_errors import invalid_request
 from app.request_parsing import must_be
 
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -19,7 +21,11 @@ JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 _KINDS = ("text", "json_object", "json_schema")
 _RULES = ("json", "regex", "choice", "grammar")
 _MAX_CHOICES = 1000
-_LONGEST_REASON_CHARS = 300
+_MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of a grammar in llguidance's form. Compiling takes hundreds of times as much memory."""
+_LARK_PIECE = re.compile(r"""(?s)"(?:\\.|[^"\\])*"?|(?://|\#)[^\n]*|/(?:\\.|[^/\\])*/?|(&|~(?!\s*[0-9]))""")
+"""A text, a comment or a regular expression; or an operator on regular expressions, in group 1. Each alternative takes
+what it began, so that the search is linear. `~` before a number is a repetition."""
 
 _STRING: dict[str, Any] = {"type": "string", "minLength": 1}
 RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
@@ -71,14 +77,14 @@ def response_format_grammar(value: Any) -> str | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return checked_grammar(_json({"type": "object"}), "response_format")
+        return _json({"type": "object"})
     described = value.get("json_schema")
     if not isinstance(described, dict) or described.keys() - {"name", "schema", "strict", "description"}:
         raise must_be(allowed)
     schema = described.get("schema", {"type": "object"})
     if not isinstance(schema, dict):
         raise must_be(f"{allowed} (the schema is no object)")
-    return checked_grammar(_json(schema), "response_format")
+    return bounded_grammar(_json(schema), "response_format")
 
 
 def structured_outputs_grammar(value: Any) -> str | None:
@@ -103,25 +109,32 @@ def structured_outputs_grammar(value: Any) -> str | None:
         grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, content)))
     elif not isinstance(content, str) or not content:
         raise must_be(f"{allowed} (the {rule} is no string, or empty)")
+    elif rule == "regex":
+        grammar = LLMatcher.grammar_from_regex(content)
     else:
-        grammar = (LLMatcher.grammar_from_regex if rule == "regex" else LLMatcher.grammar_from_lark)(content)
-    return checked_grammar(grammar, "structured_outputs")
+        if any(piece[1] for piece in _LARK_PIECE.finditer(content)):
+            raise invalid_request(
+                "'structured_outputs' cannot be used: '&' and '~' on regular expressions are not allowed, since they "
+                "may take time without an end. Write rules, or one regular expression.",
+                param="structured_outputs",
+                code="invalid_grammar",
+            )
+        grammar = LLMatcher.grammar_from_lark(content)
+    return bounded_grammar(grammar, "structured_outputs")
 
 
 def _json(schema: dict[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
 
 
-def checked_grammar(grammar: str, param: str) -> str:
-    """The grammar, if llguidance can use it. Raises ApiError 400 for the field `param` otherwise."""
-    reason = LLMatcher.validate_grammar(grammar)
-    if reason:
-        raise _unusable(reason, param)
+def bounded_grammar(grammar: str, param: str) -> str:
+    """The grammar, in llguidance's form. Raises ApiError 400 for the field `param` if it is too long."""
+    num_bytes = len(grammar.encode())
+    if num_bytes > _MAX_GRAMMAR_BYTES:
+        raise invalid_request(
+            f"'{param}' cannot be used: as a grammar it has {num_bytes} bytes, and at most {_MAX_GRAMMAR_BYTES} are "
+            "allowed. Make it shorter.",
+            param=param,
+            code="invalid_grammar",
+        )
     return grammar
-
-
-def _unusable(reason: str, param: str) -> ApiError:
-    line = " ".join(reason.split())
-    if len(line) > _LONGEST_REASON_CHARS:
-        line = line[:_LONGEST_REASON_CHARS] + "..."
-    return invalid_request(f"'{param}' cannot be used: {line}", param=param, code="invalid_grammar")

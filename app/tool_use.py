@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 from app.chat_protocol import ChatCompletionRequest
 from app.chat_template import template_of
 from app.openai_errors import invalid_request
-from app.structured_output import JSON_STYLE, checked_grammar
+from app.structured_output import JSON_STYLE, bounded_grammar
 from app.tool_call_parser import ToolCallParser
 from app.tool_formats import HERMES, ToolFormat, format_of, knows_tools
 from app.tool_protocol import NamedTool, Tool
@@ -41,7 +41,7 @@ class ToolUse:
 
 def tool_use(tokenizer: Any, request: ChatCompletionRequest) -> ToolUse | None:
     """None: the answers call nothing. Raises ApiError 400 where the model cannot do what is asked for, or where the
-    schema of a tool's arguments cannot be kept to."""
+    tools' schemas are too long."""
     tools, choice = request.callable_tools, request.tool_choice
     if not tools:
         return None
@@ -64,7 +64,7 @@ def tool_use(tokenizer: Any, request: ChatCompletionRequest) -> ToolUse | None:
         others = sorted(set(tokenizer.added_tokens_decoder) - {*markers.values(), tokenizer.eos_token_id})
         grammar = _optional(form, tools, markers, others, several)
     if grammar is not None:
-        grammar = checked_grammar(LLMatcher.grammar_from_lark(grammar), "tools")
+        grammar = bounded_grammar(LLMatcher.grammar_from_lark(grammar), "tools")
     return ToolUse(form, frozenset(tool.name for tool in tools), grammar, frozenset(markers.values()))
 
 

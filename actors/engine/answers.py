@@ -73,8 +73,16 @@ class Answers:
     def fail(self, sequence: SequenceState, reason: str) -> TokenEvent:
         """Ends one with an error."""
         self._counters.failed_requests += 1
+        grammar = self._rows[sequence.request_id].grammar
         self.remove(sequence)
-        return TokenEvent(sequence.request_id, None, FINISH_ERROR, sequence.request.owner, error=reason)
+        return TokenEvent(
+            sequence.request_id,
+            None,
+            FINISH_ERROR,
+            sequence.request.owner,
+            error=reason,
+            blames_grammar=grammar is not None and grammar.has_failed,
+        )
 
     def remove(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
         """It has ended, or nobody wants it. Its blocks may be kept for an export."""

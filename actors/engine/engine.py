@@ -202,7 +202,10 @@ class Engine:
         reason = self.refusal(request) or why_unlike(request, grammar)
         if reason is not None:
             self.counters.failed_requests += 1
-            return TokenEvent(request.request_id, None, FINISH_ERROR, request.owner, error=reason)
+            is_blamed = grammar is not None and grammar.has_failed
+            return TokenEvent(
+                request.request_id, None, FINISH_ERROR, request.owner, error=reason, blames_grammar=is_blamed
+            )
         extend_keys = functools.partial(
             extend_block_keys, block_tokens=self.block_tokens, fingerprint=self.loaded.fingerprint, salt=request.salt
         )

@@ -15,6 +15,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
+from actors.engine.grammar_limits import LIMITS, reason_of
 from actors.engine.transfer import to_device
 
 _WORD_BITS = 32
@@ -32,13 +33,18 @@ class GrammarState:
         self._matcher = matcher
         self._num_tokens = 0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the grammar, or an answer that has left it, is why nothing more can follow."""
+        return self._matcher.is_error()
+
     def follow(self, output_token_ids: Sequence[int]) -> None:
         """Takes in what is new of an answer. Raises GrammarError for a token that may not stand there."""
         for token_id in output_token_ids[self._num_tokens :]:
             if not self._matcher.consume_token(token_id):
                 raise GrammarError(
                     f"the answer does not keep to its grammar at token {self._num_tokens}"
-                    + (f": {self._matcher.get_error()}" if self._matcher.is_error() else "")
+                    + (f": {reason_of(self._matcher.get_error())}" if self._matcher.is_error() else "")
                 )
             self._num_tokens += 1
 
@@ -48,7 +54,7 @@ class GrammarState:
         work than llguidance's limits allow."""
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.numel() * words.element_size())
         if self._matcher.is_error():
-            raise GrammarError(self._matcher.get_error())
+            raise GrammarError(reason_of(self._matcher.get_error()))
 
 
 class Grammars:
@@ -71,9 +77,9 @@ class Grammars:
         """
         if not self._end_token_ids:
             raise GrammarError("the model has no end-of-sequence token, with which an answer could end")
-        matcher = LLMatcher(self._read_tokenizer(), grammar, log_level=0)
+        matcher = LLMatcher(self._read_tokenizer(), grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise GrammarError(matcher.get_error())
+            raise GrammarError(reason_of(matcher.get_error()))
         return GrammarState(matcher)
 
     def _read_tokenizer(self) -> LLTokenizer:

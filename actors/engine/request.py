@@ -98,5 +98,7 @@ class TokenEvent:
     cached_tokens: int | None = None
     """Set on the first token of an answer: prompt tokens whose KV was found and not computed."""
     error: str | None = None
+    blames_grammar: bool = False
+    """The error is that of the request's own grammar."""
     awaits_export: bool = False
     """The KV is kept for its export under this request id."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from actors.engine.config import EngineConfig
 from actors.engine.engine import Engine, StepResult
 from actors.engine.grammar import Grammars
 from actors.engine.loading import load_model
-from actors.engine.request import EngineRequest
+from actors.engine.request import EngineRequest, TokenEvent
 from actors.engine_thread import EngineThread
 from actors.fetch_rates import FetchRates
 from actors.kv_exchange import KvExchange
 from actors.messages import Submission
 from actors.outbox import Outbox
-from actors.request_tracker import RequestTracker
+from actors.request_tracker import GRAMMAR_LIMIT_S, RequestTracker
 from tests.engine_driver import greedy, make_prompt
 from tests.plain_store import BLOCK, PROMPT, PlainStore
 from tests.reference import FAMILIES, make_model
@@ -37,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Run:
     """A decode worker without its actor, and a store that has nothing and takes over what it is given."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, grammar_limit_s: float = GRAMMAR_LIMIT_S) -> None:
         config = EngineConfig(device="cpu", dtype="float32", kv_cache_blocks=POOL)
         self.engine = Engine(load_model(folder, config), config)
         self.store = PlainStore(self.engine.loaded)
@@ -52,9 +54,15 @@ class Run:
             loop.call_soon_threadsafe(self.tracker.take_turn, result)
 
         self.thread = EngineThread(self.engine, on_turn, lambda: None)
-        grammars = Grammars(folder, self.engine.loaded.spec.vocab_size, ())
+        grammars = Grammars(folder, self.engine.loaded.spec.vocab_size, (0,))
         self.tracker = RequestTracker(
-            self.thread, exchange, self.outbox, "worker", grammars, max_publishing_answers=limit
+            self.thread,
+            exchange,
+            self.outbox,
+            "worker",
+            grammars,
+            max_publishing_answers=limit,
+            grammar_limit_s=grammar_limit_s,
         )
 
     async def answer(self, name: str, prompt_tokens: int, max_tokens: int) -> list[int]:
@@ -77,9 +85,11 @@ class Run:
         self.engine.check_idle()
 
 
-def run(folder: Path, limit: int, body: Callable[[Run], Awaitable[None]]) -> None:
+def run(
+    folder: Path, limit: int, body: Callable[[Run], Awaitable[None]], grammar_limit_s: float = GRAMMAR_LIMIT_S
+) -> None:
     async def limited() -> None:
-        run = Run(folder, limit)
+        run = Run(folder, limit, grammar_limit_s)
         try:
             async with asyncio.timeout(60):
                 await body(run)
@@ -160,3 +170,25 @@ def test_nothing_is_published_where_the_limit_is_zero(folder: Path) -> None:
         assert run.store.pulled == []
 
     run(folder, 0, body)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "limit_s", "said"),
+    [("start: nothing", GRAMMAR_LIMIT_S, "unknown name"), ('start: "a"', 0.0, "took longer than 0 s")],
+)
+def test_a_grammar_that_cannot_be_used_ends_its_request_and_nothing_else(
+    folder: Path, grammar: str, limit_s: float, said: str
+) -> None:
+    async def body(run: Run) -> None:
+        sampling = replace(greedy(4), grammar=LLMatcher.grammar_from_lark(grammar))
+        run.tracker.submit(Submission(EngineRequest("a", PROMPT, sampling, owner=OWNER)))
+        events = list[TokenEvent]()
+        while not events:
+            events += (await run.outbox.collect(OWNER, 1.0)).events
+        (event,) = events
+        assert (event.finish_reason, event.blames_grammar) == ("error", True)
+        assert said in (event.error or "")
+        assert len(await run.answer("b", 20, 4)) == 4
+        await run.wait_free()
+
+    run(folder, 8, body, limit_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Any
 
@@ -14,10 +14,10 @@ from app.choice_text import ChoiceText
 from app.completion_protocol import CompletionRequest
 from app.dispatcher import RefusedError
 from app.generation import Choice, Generation
-from app.openai_errors import ApiError, over_key_limit
+from app.openai_errors import ApiError, invalid_request, over_key_limit
 from app.request_metrics import RequestMetrics
 from app.running_answer import RunningAnswer
-from app.sequence_flow import RequestFailedError
+from app.sequence_flow import GrammarFailedError, RequestFailedError
 from app.token_bytes import TokenBytes
 from kv.metrics import table
 from migrate.admission import Decision, RejectReason, Verdict
@@ -62,6 +62,7 @@ class Setup:
         choices: int = 1,
         timeout_s: float = 600.0,
         hold: AbstractContextManager[None] | None = None,
+        check: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.metrics, table = RequestMetrics("m"), TokenBytes(tokenizer)
         request = EngineRequest("r", (1, 2, 3, 4), SamplingParams(max_tokens=9))
@@ -81,11 +82,14 @@ class Setup:
             for index in range(choices)
         ]
 
+        self.started = 0
+
         def start(_: Choice, admitted: asyncio.Event) -> Any:
+            self.started += 1
             admitted.set()
             return Flow(tokens, error)
 
-        generation = Generation([group], start, self.metrics)
+        generation = Generation([group], start, self.metrics, check=check)
         body = CompletionRequest(model="m", prompt="abcd")
         self.answer = RunningAnswer(body, generation, "m", timeout_s, lambda: hold or nullcontext())
 
@@ -112,6 +116,7 @@ def test_what_ends_is_counted_by_its_end(byte_level_tokenizer: Any) -> None:
         (RefusedError(FULL), 429, "refused"),
         (NoWorkerError("none is alive"), 503, "refused"),
         (RequestFailedError("out of memory"), 500, "error"),
+        (GrammarFailedError("too many items"), 400, "refused"),
     ],
 )
 def test_a_failure_counts_every_choice_once(
@@ -136,6 +141,21 @@ def test_a_key_over_its_limit_counts_as_refused(byte_level_tokenizer: Any) -> No
     with pytest.raises(ApiError, match="3 at a time"):
         asyncio.run(setup.answer.whole())
     assert setup.counted == {"refused": 1}
+
+
+def test_what_is_checked_first_is_checked_for_keys_within_their_limits(byte_level_tokenizer: Any) -> None:
+    checks = 0
+
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        raise invalid_request("no grammar")
+
+    for hold, said, expected in ((no_more(), "3 at a time", 0), (None, "no grammar", 1)):
+        setup = Setup(byte_level_tokenizer, 2, None, hold=hold, check=check)
+        with pytest.raises(ApiError, match=said):
+            asyncio.run(setup.answer.whole())
+        assert (setup.counted, setup.started, checks) == ({"refused": 1}, 0, expected)
 
 
 def test_a_time_limit_is_told_from_a_client_that_left(byte_level_tokenizer: Any) -> None:

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError
 from actors.engine.request import FINISH_ERROR, FINISH_LENGTH, EngineRequest, SamplingParams
 from actors.messages import HandOver
 from app.dispatcher import Dispatcher
-from app.sequence_flow import MAX_ATTEMPTS, RequestFailedError, SequenceFlow, SequencePlan
+from app.sequence_flow import MAX_ATTEMPTS, GrammarFailedError, RequestFailedError, SequenceFlow, SequencePlan
 from app.sequence_times import SequenceTimes
 from migrate.admission import AdmissionPolicy
 from migrate.dispatch import make_policy
@@ -355,6 +355,18 @@ def test_a_worker_s_error_ends_the_sequence_at_once(in_decode: bool) -> None:
         with pytest.raises(RequestFailedError, match="NaN"):
             await stage.task
         assert [w.aborted for w in stage.decode] == [[]]
+        stage.assert_nothing_left()
+
+    run(body)
+
+
+def test_a_grammar_that_a_worker_cannot_use_is_told_from_its_own_failures() -> None:
+    async def body() -> None:
+        stage = Stage()
+        worker = await stage.sent(stage.prefill)
+        worker.give(None, FINISH_ERROR, error="too many items", blames_grammar=True)
+        with pytest.raises(GrammarFailedError, match="too many items"):
+            await stage.task
         stage.assert_nothing_left()
 
     run(body)

@@ -78,6 +78,26 @@ def test_what_is_no_grammar_is_an_error() -> None:
         GRAMMARS.state(LLMatcher.grammar_from_lark("start: nothing"))
 
 
+def test_errors_have_neither_the_grammar_nor_the_answer_in_them() -> None:
+    lark = LLMatcher.grammar_from_lark
+    with pytest.raises(GrammarError, match="unknown name") as caught:
+        GRAMMARS.state(lark('start: "SECRET" nothing'))
+    assert "SECRET" not in str(caught.value)
+    state = GRAMMARS.state(lark('start: "SECRET" "a"{1000000000}'))
+    tokens = TOKENIZER.encode("SECRETaaa", add_special_tokens=False)
+
+    def answer() -> None:
+        for count in range(len(tokens)):
+            state.write_mask(torch.zeros(VOCAB // 32, dtype=torch.int32))
+            state.follow(tokens[: count + 1])
+
+    with pytest.raises(GrammarError, match="Too many items") as caught:
+        answer()
+    assert "SECRET" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert state.has_failed
+
+
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     config = EngineConfig(dtype="float32", block_tokens=16, kv_cache_blocks=64)
@@ -168,6 +188,22 @@ def test_an_answer_ends_with_its_grammar_and_not_at_the_limit(engine: Engine) ->
     events = []
     while engine.has_work:
         events += engine.step().events
+    assert not any(event.blames_grammar for event in events)
     assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + ["stop"]
     assert events[-1].token_id == END
     assert TOKENIZER.decode([event.token_id for event in events[:-1]]) == "abc"
+
+
+@pytest.mark.parametrize(
+    "grammar", [LLMatcher.grammar_from_regex(r"[^\s\S]"), LLMatcher.grammar_from_lark('start: "a"{1000000000}')]
+)
+def test_a_grammar_that_fails_in_an_answer_is_blamed_for_it(engine: Engine, grammar: str) -> None:
+    state = Grammars(MODEL, engine.loaded.spec.vocab_size, [END]).state(grammar)
+    assert not state.has_failed
+    sampling = SamplingParams(30, temperature=0.0, grammar=grammar)
+    engine.add(EngineRequest("r", (5, 6, 7), sampling, eos_token_ids=(END,)), state)
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+    assert (events[-1].finish_reason, events[-1].blames_grammar) == ("error", True)
+    engine.check_idle()

@@ -111,6 +111,22 @@ def test_every_choice_and_a_stream_keep_to_it(openai_app: OpenAIApp) -> None:
     assert streamed == texts
 
 
+def test_a_schema_that_kills_whatever_compiles_it_is_refused(openai_app: OpenAIApp) -> None:
+    definitions: dict[str, Any] = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(5000)}
+    chain = {"$ref": "#/$defs/d0", "$defs": {**definitions, "d5000": {"type": "string"}}}
+    messages = [{"role": "user", "content": "x"}]
+    for schema in (chain, {"$ref": "#"}):
+        for stream in (False, True):
+            body = {"messages": messages, "response_format": json_schema(schema), "stream": stream}
+            error = openai_app.post("/v1/chat/completions", body).error(400, "invalid_grammar")
+            assert error["param"] == "response_format"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": chain}}]
+    body = {"messages": messages, "tools": tools, "tool_choice": "required"}
+    assert openai_app.post("/v1/chat/completions", body).error(400, "invalid_grammar")["param"] == "tools"
+    (choice,) = openai_app.chat("x", response_format=json_schema({"enum": ["yes"]}), max_tokens=20).choices
+    assert choice.message.content == '"yes"'
+
+
 def test_what_is_cut_says_so(openai_app: OpenAIApp) -> None:
     schema = {"type": "string", "minLength": 200}
     (choice,) = openai_app.chat("Tell me all.", response_format=json_schema(schema), max_tokens=5).choices

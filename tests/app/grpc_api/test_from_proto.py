@@ -125,7 +125,7 @@ def test_what_is_not_set_is_left_to_the_server() -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "top_p": 0.0}, "top_p"),
         ({"prompt": "a", "structured_outputs": StructuredOutput(json="{")}, "structured_outputs"),
-        ({"prompt": "a", "structured_outputs": StructuredOutput(regex="(")}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": StructuredOutput(grammar="start: A\nA: ~/a/")}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": StructuredOutput()}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": StructuredOutput(choice=Choices())}, "structured_outputs"),
         ({"prompt": "a", "priority": 101}, "priority"),
