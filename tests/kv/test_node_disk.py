@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import ray
 
+from kv.disk.extent_file import write_extent
 from kv.disk.settings import DiskSettings
 from kv.policy.admission import DiskAdmission
 from kv.policy.policy_file import PolicySpec
 from kv.store_stats import DiskStats
+from tests.kv.disk.extents_to_write import make_extent
 from tests.store_cell import MIB, Setup, chain, crash, eventually, fetch, get, pull, stats_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
@@ -152,7 +154,7 @@ def test_the_disk_never_takes_more_than_its_limit(setup: Setup, worker: Any, fol
     assert [setup.visible(chain(name, 12)) for name in "de"] == [0, 12]
 
 
-@pytest.mark.parametrize("damage", ["a bit", "half of it", "all of it", "the file"])
+@pytest.mark.parametrize("damage", ["a bit", "half of it", "all of it", "the file", "its parts"])
 def test_a_damaged_file_is_a_miss_and_goes(damage: str, setup: Setup, worker: Any, folder: Path) -> None:
     store = start(setup, folder)
     keys = chain("a", 24)
@@ -171,6 +173,9 @@ def test_a_damaged_file_is_a_miss_and_goes(damage: str, setup: Setup, worker: An
         path.write_bytes(b"")
     else:
         path.unlink()
+    if damage == "its parts":
+        other = make_extent(1, layer_groups=2)
+        write_extent(path, other.parent, other.buffers)
     found = setup.lookup(keys)
     num_blocks, misses = fetch(setup, {"s": again}, keys, found)
     assert (num_blocks, len(misses)) == (12, 1)
