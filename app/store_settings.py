@@ -115,10 +115,12 @@ class StoreSettings(SettingsBlock):
         """
         if self.policy_file is None:
             return PolicySpec(self.eviction, self.ttl_s)
-        path = Path(self.policy_file).expanduser()
+        path = Path(self.policy_file)
         try:
+            path = path.expanduser()
             text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        # RuntimeError: nobody has that home folder. ValueError: no text, or no name that a file can have.
+        except (OSError, RuntimeError, ValueError) as error:
             raise PolicyFileError(f"store.policy_file {path} cannot be read ({error}): give a readable file") from error
         try:
             return load(text)

@@ -204,13 +204,17 @@ def test_files_that_are_damaged_at_a_start_are_not_listed(setup: Setup, worker: 
     assert broken not in files_in(folder)
 
 
-@pytest.mark.parametrize("obstacle", ["a file in its place", "another store"])
+@pytest.mark.parametrize("obstacle", ["a file in its place", "another store", "nobody's home", "a null byte"])
 def test_a_folder_that_cannot_be_used_costs_the_tier_alone(
     obstacle: str, setup: Setup, worker: Any, folder: Path
 ) -> None:
     if obstacle == "another store":
         start_other = setup.store(store_id="other", disk=DiskSettings(str(folder), MIB))
         assert stats_of(start_other).disk is not None
+    elif obstacle == "nobody's home":
+        folder = Path("~nobody-has-this-name/kv")
+    elif obstacle == "a null byte":
+        folder = folder / "a\0b"
     else:
         folder.write_text("not a folder")
     store = start(setup, folder)
