@@ -14,6 +14,7 @@ from app.settings_error import SettingsError
 from app.store_settings import StoreSettings
 from kv.disk.settings import folder_at
 from kv.errors import DiskTierError
+from kv.exit_status import status_of
 from kv.policy.policy_file import PolicyFileError
 
 
@@ -77,4 +78,4 @@ def _check_store(store: StoreSettings) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))
