@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kv.exit_status import status_of
+
 CONVERTER_VERSION = 1
 """Part of the cache key of a conversion: raised when the outcome for the same source changes."""
 
@@ -138,4 +140,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

@@ -30,6 +30,7 @@ from pathlib import Path
 from actors.checkpoint_import import CONVERTER_VERSION, ImportFailedError, import_checkpoint, run_module
 from actors.model_cache import build_once, cache_root
 from actors.random_model import RandomModel, parse_random_name
+from kv.exit_status import status_of
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -260,4 +261,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

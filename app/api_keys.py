@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from app.key_limits import MAX_PRIORITY, NO_LIMITS, KeyLimits
+from kv.exit_status import status_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
@@ -198,4 +199,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

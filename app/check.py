@@ -11,6 +11,11 @@ from actors.model_source import ModelSourceError, resolve_model
 from app.api_keys import ApiKeys, ApiKeysError
 from app.serve_config import read_serve_config
 from app.settings_error import SettingsError
+from app.store_settings import StoreSettings
+from kv.disk.settings import folder_at
+from kv.errors import DiskTierError
+from kv.exit_status import status_of
+from kv.policy.policy_file import PolicyFileError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,9 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_serve_config(options.config).settings
         print(f"{options.config}: mode {settings.mode}, model {settings.model}")
         _check_keys_file(settings.ingress.api_keys_file)
+        if settings.has_store:
+            _check_store(settings.store)
         if options.fetch_model:
             print(f"model folder: {resolve_model(settings.model).path}")
-    except (SettingsError, ModelSourceError, ApiKeysError, OSError) as error:
+    except (SettingsError, ModelSourceError, ApiKeysError, PolicyFileError, DiskTierError, OSError) as error:
         print(f"{options.config}: {error}", file=sys.stderr)
         return 2
     print(f"Keys and values are in order; `python -m app.plan {options.config}` says whether it fits.")
@@ -51,5 +58,24 @@ def _check_keys_file(path: str | None) -> None:
         )
 
 
+def _check_store(store: StoreSettings) -> None:
+    """Raises PolicyFileError or DiskTierError for what this machine can tell to be of no use."""
+    try:
+        store.policy()
+    except PolicyFileError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        print(
+            f"warning: store.policy_file {store.policy_file} is not on this machine, and so is not checked; it is read "
+            "where the application is built",
+            file=sys.stderr,
+        )
+    if store.disk.limit_gib:
+        try:
+            folder_at(store.disk.folder)
+        except DiskTierError as error:
+            raise DiskTierError(f"store.disk.folder: {error}") from error
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

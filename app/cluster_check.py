@@ -40,6 +40,7 @@ from app.serve_config import read_serve_config
 from app.settings import AppSettings
 from app.settings_error import SettingsError
 from app.sizing import GIB, SizingError
+from kv.exit_status import status_of
 
 _PROBE_LIMIT_S = 300.0
 _KNOCK_LIMIT_S = 5.0
@@ -163,4 +164,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kv.disk.settings import folder_at
+from kv.errors import DiskTierError
+
 PACKAGES = ("equipoise", "ray", "torch", "transformers", "tokenizers", "safetensors", "numpy", "llguidance", "xxhash")
 """Where these differ, workers may not understand each other, or tokens may differ by where they are computed."""
 _CHUNK_BYTES = 4 << 20
@@ -45,9 +48,11 @@ def probe_node(disk_folder: str | None, disk_bytes: int) -> NodeFacts:
     disk, failure = None, None
     if disk_folder is not None:
         try:
-            disk = measure_disk(Path(disk_folder).expanduser(), disk_bytes)
+            disk = measure_disk(folder_at(disk_folder), disk_bytes)
         except OSError as error:
             failure = f"{disk_folder}: {error.strerror or error}"
+        except DiskTierError as error:
+            failure = str(error)
     return NodeFacts(_versions(), _gpu_bytes(), disk, failure)
 
 

@@ -24,6 +24,7 @@ from app.serve_config import read_serve_config
 from app.settings import AppSettings, EngineSettings
 from app.settings_error import SettingsError
 from app.sizing import GIB, CheckpointShape, DeviceRoom, SizingError, chosen_dtype, room_for_kv, shape_of
+from kv.exit_status import status_of
 from kv.layout import DTYPE_BYTES
 from migrate.load import Role
 
@@ -227,4 +228,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -20,7 +20,7 @@ from actors.model_source import DEFAULT_MODEL
 from app.default_sampling import SamplingSettings
 from app.moves_settings import MovesSettings
 from app.overlay import OVERLAY_VARIABLE, merged_with_overlay
-from app.settings_block import SettingsBlock
+from app.settings_block import MAX_GIB, SettingsBlock
 from app.settings_error import SettingsError, problems_of, shown
 from app.store_settings import StoreSettings
 from migrate.load import Role
@@ -62,6 +62,7 @@ class _EngineFields(SettingsBlock):
     kv_cache_gib: float | None = Field(
         default=None,
         gt=0,
+        le=MAX_GIB,
         description="Device memory for KV in GiB. null: what gpu_memory_utilization leaves on CUDA, 1 GiB on the CPU.",
     )
     kv_cache_blocks: int | None = Field(
@@ -223,10 +224,11 @@ class IngressSettings(SettingsBlock):
 class PlanSettings(SettingsBlock):
     """Facts about the hardware for `python -m app.plan`; the running application does not read them."""
 
-    device_memory_gib: float = Field(default=80.0, gt=0, description="Memory of one device in GiB.")
+    device_memory_gib: float = Field(default=80.0, gt=0, le=MAX_GIB, description="Memory of one device in GiB.")
     object_store_gib: float | None = Field(
         default=None,
         gt=0,
+        le=MAX_GIB,
         description="Size of Ray's object store on each node. One that is too small for store.dram_gib and what is in "
         "flight beside it is refused. null: it is not compared.",
     )

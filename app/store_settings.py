@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from app.settings_block import SettingsBlock
+from app.settings_block import MAX_GIB, SettingsBlock
 from kv.policy.policy_file import PolicyFileError, PolicySpec, load
 
 
@@ -17,6 +17,7 @@ class DiskSettings(SettingsBlock):
     limit_gib: float = Field(
         default=0.0,
         ge=0,
+        le=MAX_GIB,
         description="Everything in the folder takes at most so many GiB, on each node. 0: no disk tier.",
     )
     folder: str = Field(
@@ -43,6 +44,7 @@ class StoreSettings(SettingsBlock):
     dram_gib: float = Field(
         default=1.0,
         ge=0,
+        le=MAX_GIB,
         description="KV kept in each node's object store at most, in GiB; keep it well below the object store's size. "
         "0: none, so that decode workers compute prompts again.",
     )
@@ -113,10 +115,12 @@ class StoreSettings(SettingsBlock):
         """
         if self.policy_file is None:
             return PolicySpec(self.eviction, self.ttl_s)
-        path = Path(self.policy_file).expanduser()
+        path = Path(self.policy_file)
         try:
+            path = path.expanduser()
             text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        # RuntimeError: nobody has that home folder. ValueError: no text, or no name that a file can have.
+        except (OSError, RuntimeError, ValueError) as error:
             raise PolicyFileError(f"store.policy_file {path} cannot be read ({error}): give a readable file") from error
         try:
             return load(text)

@@ -7,15 +7,14 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 
 from kv.actor_calls import ask
 from kv.directory_client import DirectoryClient
-from kv.disk.extent_file import read_in
+from kv.disk.read_buffer import ReadBuffer
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
 from kv.errors import PartError
@@ -30,7 +29,8 @@ logger = logging.getLogger("ray.serve")
 
 
 class DiskReads:
-    """Used from the store's event loop; files are read in threads.
+    """Used from the store's event loop; files are read in threads of its own, each of which keeps a buffer of the
+    largest part it has read.
 
     Args:
         forget: called with an extent whose file is broken.
@@ -52,6 +52,8 @@ class DiskReads:
         self._forget = forget
         self._counts = counts
         self._refusals = refusals
+        self._threads = ThreadPoolExecutor(_READS_AT_A_TIME, "read-extents")
+        self._buffer = ReadBuffer()
         self._at_a_time = asyncio.Semaphore(_READS_AT_A_TIME)
         self._reads: dict[str, ExtentRead] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,11 +98,23 @@ class DiskReads:
         """Whether the extent is in DRAM now. Room is made while the first parts are being read: readers wait for
         neither the directory nor the last part."""
         room = asyncio.create_task(self._dram.reserve(info.num_bytes))
+        loop = asyncio.get_running_loop()
         refs: list[Any] = []
+
+        def has_read(ref: Any) -> None:
+            refs.append(ref)
+            reading.has_read(ref)
+
+        def read_parts() -> None:
+            with self._tier.open_extent(file_name_of(info.extent_id)) as file:
+                if len(file.part_bytes) != len(info.lanes):
+                    raise PartError("lanes", f"{len(file.part_bytes)} parts, {len(info.lanes)} are known of")
+                for part in range(len(file.part_bytes)):
+                    # Put, it is a copy: the buffer is free for the next one.
+                    loop.call_soon_threadsafe(has_read, ray.put(file.read(part, self._buffer)))
+
         try:
-            for buffer in await asyncio.to_thread(self._tier.map, file_name_of(info.extent_id)):
-                refs.append(await asyncio.to_thread(_put_mapped, buffer))
-                reading.has_read(refs[-1])
+            await loop.run_in_executor(self._threads, read_parts)
         except BaseException:
             with contextlib.suppress(*STORE_FAILURES):
                 self._dram.ledger.give_back(info.num_bytes if await room else 0)
@@ -120,8 +134,3 @@ class DiskReads:
                 self._dram.ledger.publish(info.extent_id)
             else:
                 self._dram.ledger.remove_extent(info.extent_id)
-
-
-def _put_mapped(buffer: NDArray[np.uint8]) -> Any:
-    read_in(buffer)
-    return ray.put(buffer)

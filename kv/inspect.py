@@ -13,6 +13,7 @@ from pathlib import Path
 from kv.disk.extent_file import read_index, verify_file
 from kv.disk.folder import MARKER, extent_path, list_folder
 from kv.errors import PartError
+from kv.exit_status import status_of
 
 _SHORT_HEX = 12
 
@@ -177,8 +178,9 @@ def _report(found: Inspection, *, verified: bool) -> Iterator[str]:
         yield from _table(found.extents)
         yield ""
         yield from _table(found.models)
-    if found.problems:
+    if found.extents and found.problems:
         yield ""
+    if found.problems:
         yield from _table(found.problems)
     if found.extents or found.problems:
         yield ""
@@ -206,4 +208,4 @@ def _show_progress(done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,7 +21,7 @@ from ray import ObjectRef
 
 from kv.actor_calls import Actor
 from kv.directory_client import DirectoryClient, Upkeep
-from kv.disk.settings import DiskSettings
+from kv.disk.settings import DiskSettings, folder_at
 from kv.disk.tier import DiskTier
 from kv.dram_tier import DramTier
 from kv.errors import DiskTierError, PartUnavailableError
@@ -203,7 +202,7 @@ class NodeStore:
         try:
             tier = await asyncio.to_thread(
                 DiskTier.open,
-                Path(settings.folder).expanduser(),
+                folder_at(settings.folder),
                 settings.limit_bytes,
                 remove_leftovers=settings.remove_leftovers,
             )

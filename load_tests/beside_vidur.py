@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kv.exit_status import status_of
 from load_tests.command_line import add_save_options, save
 from load_tests.measured_run import report_progress
 from load_tests.paired_ratio import paired_ratio
@@ -230,4 +231,4 @@ def ratio_table(runs: dict[str, list[dict[str, float]]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

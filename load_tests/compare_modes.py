@@ -22,6 +22,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from kv.exit_status import status_of
 from load_tests.comparison_program import add_comparison_options, name_and_value, run_comparison
 from load_tests.server_process import ServerSpec, serve_config, server_command
 
@@ -82,4 +83,4 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

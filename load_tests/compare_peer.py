@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kv.exit_status import status_of
 from load_tests.command_line import FOUR_LOADS
 from load_tests.comparison_program import add_comparison_options, name_and_value, run_comparison
 from load_tests.peer_aims import verdicts
@@ -76,4 +77,4 @@ def _specs(arguments: argparse.Namespace) -> list[ServerSpec]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kv.exit_status import status_of
 from load_tests.driver import clock_s
 from load_tests.gaps_around import longest_silence_s
 from load_tests.metrics import summarise
@@ -82,4 +83,4 @@ def _report(result: MovingResult, options: argparse.Namespace) -> tuple[list[tup
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -37,6 +37,7 @@ import ray
 
 from kv.directory_actor import DirectoryActor
 from kv.directory_client import DirectoryClient
+from kv.exit_status import status_of
 from kv.keys import KEY_BYTES
 from load_tests.arrivals import poisson
 from load_tests.block_forest import BlockForest
@@ -262,4 +263,4 @@ def _index_table(sizes: Sequence[IndexSize]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

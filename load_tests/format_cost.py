@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kv.exit_status import status_of
 from load_tests.answer_forms import FREE_TEXT, KINDS, MOST_OUTPUT_TOKENS, FormError, check_forms
 from load_tests.client import first_model
 from load_tests.command_line import add_save_options, save, seed_from
@@ -238,4 +239,4 @@ def _outcome(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -35,6 +35,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.loading import load_model
 from actors.engine.model_spec import read_model_spec
 from actors.random_model import parse_random_name, write_random_model
+from kv.exit_status import status_of
 from load_tests.device_rates import ModelCosts, measure_rates
 from load_tests.gpu_answers import GreedyJudge, HalfPrecisionJudge
 from load_tests.gpu_correctness import Check, Subject, check_engine
@@ -284,4 +285,4 @@ def _describe(device: torch.device) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

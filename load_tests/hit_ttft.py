@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kv.exit_status import status_of
 from load_tests.app_counters import APP_NAME, AppCounters, AppError
 from load_tests.client import CompletionClient, first_model
 from load_tests.command_line import add_save_options, add_token_ids_option, save, seed_from
@@ -258,4 +259,4 @@ def _table(records: Sequence[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

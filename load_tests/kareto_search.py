@@ -26,6 +26,7 @@ from typing import Any
 
 import optuna
 
+from kv.exit_status import status_of
 from load_tests.command_line import add_save_options, save
 from load_tests.measured_run import report_progress
 from load_tests.run_tables import markdown_table
@@ -228,4 +229,4 @@ def _change(value: float, before: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

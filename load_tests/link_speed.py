@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kv.exit_status import status_of
 from load_tests.command_line import add_save_options, save
 from load_tests.measured_run import report_progress
 from load_tests.paired_ratio import paired_ratio
@@ -287,4 +288,4 @@ def _spread(rates: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

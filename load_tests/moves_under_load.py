@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kv.exit_status import status_of
 from load_tests.gaps_around import Gap, GapsAround, gaps_around, gaps_of
 from load_tests.metrics import distribution, summarise
 from load_tests.moves_there_and_back import there_and_back
@@ -176,4 +177,4 @@ def _ms(value_s: float | None) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

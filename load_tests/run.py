@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kv.exit_status import status_of
 from load_tests.client import first_model
 from load_tests.command_line import (
     add_load_options,
@@ -140,4 +141,4 @@ def _outcome(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

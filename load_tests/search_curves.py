@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import optuna
 
+from kv.exit_status import status_of
 from load_tests.command_line import add_save_options, save
 from load_tests.measured_run import report_progress
 from load_tests.run_tables import markdown_table
@@ -136,4 +137,4 @@ class _Remembering:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 
 from kv.directory import Directory
+from kv.exit_status import status_of
 from kv.extents import ExtentInfo
 from kv.part_range import LaneRange
 from kv.room_order import RoomOrder
@@ -236,4 +237,4 @@ def _chain(names: Sequence[str]) -> _Keys:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from kv.exit_status import status_of
 from load_tests.arrivals import closed_loop
 from load_tests.client import CompletionClient, first_model
 from load_tests.command_line import save, seed_from
@@ -176,4 +177,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

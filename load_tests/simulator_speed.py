@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Final
 
+from kv.exit_status import status_of
 from kv.policy.policy_file import PolicySpec
 from tuning.figure_file import find_figure_file, read_figure_file
 from tuning.hardware_profile import HardwareProfile
@@ -99,4 +101,4 @@ def _trace(file: Path | None, num_requests: int | None, block_tokens: int) -> Tr
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

@@ -23,6 +23,7 @@ from typing import Any
 
 import aiohttp
 
+from kv.exit_status import status_of
 from load_tests.arrivals import closed_loop
 from load_tests.block_counts import BlocksAtEnd, wait_until_free
 from load_tests.client import AbortPoint, CompletionClient, first_model
@@ -265,4 +266,4 @@ def _hourly(memory: Trend | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

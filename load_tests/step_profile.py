@@ -13,6 +13,7 @@ import argparse
 import functools
 import itertools
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from actors.engine.kernels.fused_layers import PARTS, FusedLayers
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.model_source import ensure_default_model
+from kv.exit_status import status_of
 
 _DECODES = 12
 _PREFILLS = 4
@@ -259,4 +261,4 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status_of(main))

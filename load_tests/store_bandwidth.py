@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kv.exit_status import status_of
 from load_tests.command_line import add_save_options, save
 from load_tests.measured_run import report_progress
 from load_tests.page_cache import PagesKeptError, drop_pages
@@ -257,4 +258,4 @@ def _table(results: Sequence[Rates]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -62,3 +62,10 @@ def test_an_option_that_there_is_not_ends_with_2_and_says_so_on_stderr(
 
 def test_they_are_found() -> None:
     assert {"app.check", "app.cluster_check", "kv.inspect", "load_tests.run", "tuning.job"} <= set(entries())
+
+
+@pytest.mark.parametrize("name", entries())
+def test_all_end_in_one_way_when_their_output_cannot_be_written(name: str) -> None:
+    source = ROOT / name.replace(".", "/")
+    path = source / "__main__.py" if source.is_dir() else source.with_suffix(".py")
+    assert path.read_text(encoding="utf-8").endswith("sys.exit(status_of(main))\n")

@@ -1,4 +1,4 @@
-"""One extent in one file: written whole or not at all, indexed without its payloads, mapped, verified.
+"""One extent in one file: written whole or not at all, indexed without its payloads, verified.
 
 `kv.disk.preamble` has the format. Files are never changed once they have their name. Whatever is wrong with one is a
 `PartError`; no function here raises another error for what it finds on disk.
@@ -6,13 +6,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
 import os
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +19,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from kv.disk import preamble
+from kv.disk.open_extent import FIRST_READ_BYTES, opened, preamble_bytes, read_into, read_preamble
 from kv.disk.preamble import Preamble
 from kv.errors import DiskWriteError, PartError
 from kv.layout import KvLayout
 from kv.part_range import PartRange, covers_all_lanes
 from kv.parts import PREFIX_BYTES, PartHeader, decode_part, payload_offset, read_header
-
-_FIRST_READ_BYTES = 4096
-_MADV_POPULATE_READ = 22
-"""Linux 5.14; Python 3.11 has no name for it."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 _WRITE_LABELS = {
     errno.ENOSPC: "disk_full",
@@ -137,45 +130,8 @@ def read_index(path: Path) -> ExtentIndex:
     Raises:
         PartError: anything is wrong with it.
     """
-    with _opened(path) as (fd, size):
+    with opened(path) as (fd, size):
         return _read_index(fd, size)
-
-
-def map_parts(path: Path) -> list[NDArray[np.uint8]]:
-    """The encoded parts as read-only views of one memory mapping, which lives as long as one of them.
-
-    Nothing is read yet, nor verified: `read_in` each before it is looked at, then give it to `kv.parts.decode_part`.
-
-    Raises:
-        PartError: anything is wrong with the file's own preamble or size, or it cannot be read.
-    """
-    with _opened(path) as (fd, size):
-        found = _read_preamble(fd, size)
-        try:
-            mapping = mmap.mmap(fd, size, access=mmap.ACCESS_READ)
-        except ValueError as error:  # the file is shorter than it was a moment ago
-            raise PartError("truncated", str(error)) from error
-        mapping.madvise(mmap.MADV_SEQUENTIAL)  # reads further ahead: a tenth faster where pages must come from the disk
-        data = np.frombuffer(mapping, np.uint8)
-    offsets = preamble.part_offsets(found.part_bytes)
-    return [data[offset : offset + size] for offset, size in zip(offsets, found.part_bytes, strict=True)]
-
-
-def read_in(data: NDArray[np.uint8]) -> None:
-    """Bring all pages under a view of a mapping into memory, so that a file that cannot be read is an error here and
-    not a signal in whoever looks at the view.
-
-    `mmap.madvise` would hold the interpreter's lock meanwhile; a call through ctypes does not.
-
-    Raises:
-        PartError: unreadable; a page cannot be read, or there is no memory for it.
-    """
-    start = data.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    num_bytes = data.ctypes.data + data.nbytes - start
-    if _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), _MADV_POPULATE_READ) != 0:
-        number = ctypes.get_errno()
-        if number != errno.EINVAL:  # a kernel before 5.14 does not know it: pages come when they are looked at
-            raise PartError("unreadable", f"a page of a mapped file: {os.strerror(number)}")
 
 
 def verify_file(path: Path) -> ExtentIndex:
@@ -184,9 +140,9 @@ def verify_file(path: Path) -> ExtentIndex:
     Raises:
         PartError: anything is wrong with it.
     """
-    with _opened(path) as (fd, size):
+    with opened(path) as (fd, size):
         index = _read_index(fd, size)
-        end = len(_preamble_bytes(fd))
+        end = len(preamble_bytes(fd))
         for part, (offset, part_bytes) in enumerate(
             zip(preamble.part_offsets(index.part_bytes), index.part_bytes, strict=True)
         ):
@@ -199,28 +155,8 @@ def verify_file(path: Path) -> ExtentIndex:
         return index
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """Descriptor and size of a regular file. Whatever the system says, also later on, is a `PartError`."""
-    try:
-        # Neither a link nor a pipe may lead us elsewhere or keep us waiting.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise PartError("type", f"{path} is no regular file")
-            yield fd, status.st_size
-        finally:
-            os.close(fd)
-    except FileNotFoundError as error:
-        raise PartError("gone", f"{path} is not there") from error
-    except OSError as error:
-        reason = "type" if error.errno in (errno.ELOOP, errno.ENXIO) else "unreadable"
-        raise PartError(reason, f"{path}: {error.strerror or error}") from error
-
-
 def _read_index(fd: int, size: int) -> ExtentIndex:
-    found = _read_preamble(fd, size)
+    found = read_preamble(fd, size)
     starts = [
         _part_start(fd, offset, part_bytes)
         for offset, part_bytes in zip(preamble.part_offsets(found.part_bytes), found.part_bytes, strict=True)
@@ -231,21 +167,6 @@ def _read_index(fd: int, size: int) -> ExtentIndex:
     return _index(found, headers)
 
 
-def _read_preamble(fd: int, size: int) -> Preamble:
-    found = preamble.parse(_preamble_bytes(fd))
-    expected = preamble.file_bytes(found.part_bytes)
-    if size != expected:
-        reason = "truncated" if size < expected else "size"
-        raise PartError(reason, f"the file has {size} bytes, its preamble tells of {expected}")
-    return found
-
-
-def _preamble_bytes(fd: int) -> bytes:
-    start = os.pread(fd, _FIRST_READ_BYTES, 0)
-    length = preamble.encoded_length(start)
-    return start[:length] if length <= len(start) else os.pread(fd, length, 0)
-
-
 def _start_of(part: memoryview) -> bytes:
     """What comes before the payload of a part in memory."""
     return part[: payload_offset(part[:PREFIX_BYTES].tobytes(), len(part))].tobytes()
@@ -253,19 +174,14 @@ def _start_of(part: memoryview) -> bytes:
 
 def _part_start(fd: int, offset: int, part_bytes: int) -> bytes:
     """What comes before the payload of a part in a file."""
-    start = os.pread(fd, min(_FIRST_READ_BYTES, part_bytes), offset)
+    start = os.pread(fd, min(FIRST_READ_BYTES, part_bytes), offset)
     length = payload_offset(start, part_bytes)
     return start[:length] if length <= len(start) else os.pread(fd, length, offset)
 
 
 def _read(fd: int, num_bytes: int, offset: int) -> NDArray[np.uint8]:
     buffer = np.empty(num_bytes, np.uint8)
-    done = 0
-    while done < num_bytes:
-        count = os.preadv(fd, [buffer[done:].data], offset + done)
-        if count == 0:
-            raise PartError("truncated", f"the file ends at byte {offset + done}")
-        done += count
+    read_into(buffer, fd, offset)
     return buffer
 
 

@@ -16,13 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kv.disk.extent_file import map_parts, part_view, read_index, temporary_path, write_error, write_extent
+from kv.disk.extent_file import part_view, read_index, temporary_path, write_error, write_extent
 from kv.disk.findings import FoundExtent, Problem, leftovers
 from kv.disk.folder import FolderListing, bytes_at, extent_path, is_unlinked, list_folder
 from kv.disk.folder_lock import is_held, take_over, unusable
+from kv.disk.open_extent import OpenExtent
 from kv.disk.preamble import file_bytes, round_up
 from kv.disk.tier_room import TierRoom
 from kv.errors import DiskWriteError, PartError
@@ -33,8 +31,8 @@ class DiskTier:
 
     What counts: every file in the folder, whoever put it there before the tier was opened, by what it takes on disk
     (its length rounded up to 4096; `recount` looks again), and what is reserved. The folders themselves do not (257 of
-    4 KiB at most), nor do files that others put there later. A file that is removed while it is mapped counts no more,
-    though the file system has its space back only when the last view of it is gone.
+    4 KiB at most), nor do files that others put there later. A file that is removed while it is open counts no more,
+    though the file system has its space back only when the last reader of it is done.
 
     After `close`, and in another process, nothing of it may be changed: reserving is refused, writing is a
     `DiskWriteError` (closed), removing and touching do nothing.
@@ -212,17 +210,17 @@ class DiskTier:
         if is_unwanted:
             self.remove(extent_id)
 
-    def map(self, extent_id: str) -> list[NDArray[np.uint8]]:
-        """The encoded parts, neither read nor verified yet: see `kv.disk.extent_file.map_parts`.
+    def open_extent(self, extent_id: str) -> OpenExtent:
+        """The file of an extent, to be read. It is the caller's to close.
 
         Raises:
             ValueError: the id is no id.
             PartError: gone, or whatever is wrong with the file.
         """
-        return map_parts(extent_path(self._folder, extent_id))
+        return OpenExtent(extent_path(self._folder, extent_id))
 
     def remove(self, extent_id: str) -> bool:
-        """Delete an extent and free its bytes. Who has it mapped keeps it; one being written goes when it is there.
+        """Delete an extent and free its bytes. Who has it open can read it; one being written goes when it is there.
 
         Returns:
             False when the file system refuses; then it stays and counts. An extent that is not here is no error.

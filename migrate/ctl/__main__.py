@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from kv.exit_status import status_of
 from migrate.ctl.client import BadRequestError, Client, RefusedError, UnreachableError
 from migrate.ctl.names import numbers, worker_called
 from migrate.ctl.text import entry_text, plan_text, status_text
@@ -163,4 +164,4 @@ def _complain(error: Exception, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -269,3 +269,37 @@ def test_a_key_file_that_is_here_is_read(
     printed = capsys.readouterr()
     assert (str(keys) in printed.err) == (status == 2)
     assert ("are in order" in printed.out) == (status == 0)
+
+
+def _with_store(folder: Path, **store: Any) -> str:
+    content = yaml.safe_load((FOLDER / "local.yaml").read_text())
+    content["applications"][0]["args"]["store"] = store
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    return str(config)
+
+
+@pytest.mark.parametrize("folder", ["~nobody-has-this-name/kv", "a\0b"])
+def test_a_folder_that_nobody_can_have_is_refused(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main([_with_store(tmp_path, disk={"folder": folder, "limit_gib": 1.0})]) == 2
+    printed = capsys.readouterr()
+    assert f"store.disk.folder: {folder!r}" in printed.err
+    assert "are in order" not in printed.out
+    assert check.main([_with_store(tmp_path, disk={"folder": folder, "limit_gib": 0.0})]) == 0, "it is not used"
+
+
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/policy", "a\0b", ".", "config.yaml"])
+def test_a_policy_file_that_is_none_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = name if name[0] in "~a" else str(tmp_path / name)
+    assert check.main([_with_store(tmp_path, policy_file=given)]) == 2
+    assert "store.policy_file" in capsys.readouterr().err
+
+
+def test_a_policy_file_that_is_not_here_is_told_and_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "policy.json"
+    assert check.main([_with_store(tmp_path, policy_file=str(path))]) == 0
+    assert f"warning: store.policy_file {path} is not on this machine" in capsys.readouterr().err

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -198,3 +199,40 @@ def test_a_merged_path_has_the_overlays_value_or_else_the_bases(
             expected = value if value != "absent" or hidden else at(base, keys)
             if not isinstance(expected, dict):
                 assert at(merged, keys) == expected
+
+
+def _numbers(model: type[BaseModel], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The places of all fields that take a float, the same blocks for each role included."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _numbers(field.annotation, (*place, name))
+        elif float in (field.annotation, *get_args(field.annotation)):
+            yield (*place, name)
+
+
+NUMBERS = [*_numbers(AppSettings), ("prefill", "engine", "kv_cache_gib")]
+
+
+@pytest.mark.parametrize("place", NUMBERS, ids=".".join)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_numbers_are_finite(place: tuple[str, ...], value: float) -> None:
+    assert any(line.startswith(f"{'.'.join(place)}: given float {value}, ") for line in problems(nested(place, value)))
+
+
+SIZES = [place for place in NUMBERS if place[-1].endswith("_gib")]
+
+
+def test_sizes_are_sizes() -> None:
+    assert ("store", "dram_gib") in SIZES
+    assert ("store", "disk", "limit_gib") in SIZES
+    for place in SIZES:
+        for value in (2.0**20 + 1, 1e300):
+            (line,) = problems(nested(place, value))
+            assert line.endswith("should be less than or equal to 1048576"), line
+        load_settings(nested(place, 2.0**20))
+
+
+def nested(place: tuple[str, ...], value: object) -> dict[str, Any]:
+    """Settings in which only this is given."""
+    name, *rest = place
+    return {name: nested(tuple(rest), value) if rest else value}

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import ray
 
+from kv.disk.extent_file import write_extent
 from kv.disk.settings import DiskSettings
 from kv.policy.admission import DiskAdmission
 from kv.policy.policy_file import PolicySpec
 from kv.store_stats import DiskStats
-from tests.kv.disk.extents_to_write import frozen
+from tests.kv.disk.extents_to_write import frozen, make_extent
 from tests.store_cell import MIB, Setup, chain, crash, eventually, fetch, get, pull, stats_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster")]
@@ -154,7 +155,7 @@ def test_the_disk_never_takes_more_than_its_limit(setup: Setup, worker: Any, fol
     assert [setup.visible(chain(name, 12)) for name in "de"] == [0, 12]
 
 
-@pytest.mark.parametrize("damage", ["a bit", "half of it", "all of it", "the file"])
+@pytest.mark.parametrize("damage", ["a bit", "half of it", "all of it", "the file", "its parts"])
 def test_a_damaged_file_is_a_miss_and_goes(damage: str, setup: Setup, worker: Any, folder: Path) -> None:
     store = start(setup, folder)
     keys = chain("a", 24)
@@ -173,6 +174,9 @@ def test_a_damaged_file_is_a_miss_and_goes(damage: str, setup: Setup, worker: An
         path.write_bytes(b"")
     else:
         path.unlink()
+    if damage == "its parts":
+        other = make_extent(1, layer_groups=2)
+        write_extent(path, other.parent, other.buffers)
     found = setup.lookup(keys)
     num_blocks, misses = fetch(setup, {"s": again}, keys, found)
     assert (num_blocks, len(misses)) == (12, 1)
@@ -201,13 +205,17 @@ def test_files_that_are_damaged_at_a_start_are_not_listed(setup: Setup, worker: 
     assert broken not in files_in(folder)
 
 
-@pytest.mark.parametrize("obstacle", ["a file in its place", "another store"])
+@pytest.mark.parametrize("obstacle", ["a file in its place", "another store", "nobody's home", "a null byte"])
 def test_a_folder_that_cannot_be_used_costs_the_tier_alone(
     obstacle: str, setup: Setup, worker: Any, folder: Path
 ) -> None:
     if obstacle == "another store":
         start_other = setup.store(store_id="other", disk=DiskSettings(str(folder), MIB))
         assert stats_of(start_other).disk is not None
+    elif obstacle == "nobody's home":
+        folder = Path("~nobody-has-this-name/kv")
+    elif obstacle == "a null byte":
+        folder = folder / "a\0b"
     else:
         folder.write_text("not a folder")
     store = start(setup, folder)

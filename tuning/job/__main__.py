@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from kv.exit_status import status_of
+
 if __name__ == "__main__":
     # Here and not above: the pool's processes import this file too, and need next to nothing of the job.
     from tuning.job.job import main
 
-    sys.exit(main())
+    sys.exit(status_of(main))

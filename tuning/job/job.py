@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import optuna
 
+from kv.exit_status import stop_printing
 from tuning.job.choice import default_rule
 from tuning.job.inputs import JobInputs, read_inputs
 from tuning.job.journal import open_journal
@@ -151,8 +152,7 @@ def _say(lines: list[str]) -> None:
     try:
         print("\n".join(lines).encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except BrokenPipeError:
-        # Python would complain once more while it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stop_printing()
 
 
 def _warn(message: str) -> None:

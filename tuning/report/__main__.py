@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kv.exit_status import status_of
 from tuning.report.page import html_page
 from tuning.report.summary_file import SummaryError, read_summary
 from tuning.trace.errors import TraceFileError, TraceUsageError
@@ -45,4 +46,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
+from kv.exit_status import status_of
 from tuning.trace import formats
 from tuning.trace.errors import TraceError, TraceFileError, TraceUsageError
 from tuning.trace.generator import SyntheticTraffic, generate
@@ -52,10 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         _say("this takes more memory than there is")
         return PROBLEMS
-    except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain once more while it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
     return status
 
 
@@ -210,4 +206,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from kv.exit_status import status_of, stop_printing
 from kv.policy.policy_file import dump
 from tuning.option_types import above_0_or_inf, share, whole
 from tuning.simulator.group_roots import root_key
@@ -63,9 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         print(json.dumps(report) if options.json else "\n".join(text_lines(report)), flush=True)
-    except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain once more while it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the file is what counts
+        stop_printing()
     if options.out is not None and spec.groups and keys is None:
         print(_no_live_keys(options.out, spec.default_ttl_s), file=sys.stderr)
     return 0
@@ -155,4 +154,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kv.disk.open_extent import OpenExtent
+from kv.disk.read_buffer import ReadBuffer
 from kv.layout import KvLayout
 from kv.part_range import PartRange
 from kv.parts import PartHeader, decode_part, encode_part
@@ -75,6 +77,17 @@ def make_extent(
     )
     parent = keys[first_block - 1] if first_block > 0 else None
     return Extent(parent, headers, [random_part(header, seed + index) for index, header in enumerate(headers)])
+
+
+def parts_of(file: OpenExtent) -> list[NDArray[np.uint8]]:
+    """All that it holds, each in memory of its own."""
+    return [file.read(part, ReadBuffer()) for part in range(len(file.part_bytes))]
+
+
+def read_parts(path: Path) -> list[NDArray[np.uint8]]:
+    """As a store reads them."""
+    with OpenExtent(path) as file:
+        return parts_of(file)
 
 
 def assert_decodes_to(parts: list[Any], extent: Extent) -> None:

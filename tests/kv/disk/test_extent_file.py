@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import platform
-import re
 import resource
 import struct
 import tempfile
@@ -19,7 +16,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv.disk.extent_file import ExtentIndex, map_parts, read_in, read_index, verify_file, write_extent
+from kv.disk.extent_file import ExtentIndex, read_index, verify_file, write_extent
 from kv.errors import DiskWriteError, PartError
 from kv.layout import DTYPE_BYTES, KvLayout
 from kv.part_range import PartRange
@@ -33,10 +30,11 @@ from tests.kv.disk.extents_to_write import (
     make_extent,
     mounted_disk,
     random_part,
+    read_parts,
     without_privileges,
 )
 
-READERS: list[Callable[[Path], Any]] = [read_index, map_parts, verify_file]
+READERS: list[Callable[[Path], Any]] = [read_index, read_parts, verify_file]
 EXTENT = make_extent(3, first_block=2, layer_groups=2)
 PARENT = chain_keys(2)[1].hex()
 
@@ -126,69 +124,7 @@ def test_what_was_written_is_read(
         assert verify_file(path) == index
         assert index.num_bytes == sum(extent.sizes)
         assert 0 <= index.disk_bytes - path.stat().st_size < 4096 == 4096 - index.disk_bytes % 4096
-        assert_decodes_to(map_parts(path), extent)
-
-
-def test_parts_are_views_of_one_mapping_of_the_file(good: Path) -> None:
-    content = good.read_bytes()
-    offsets = [content.index(buffer.tobytes()) for buffer in EXTENT.buffers]
-    parts = map_parts(good)
-    assert len(parts) == 2
-    (line,) = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(good))]
-    first, last = (int(border, 16) for border in line.split()[0].split("-"))
-    for part, offset, header in zip(parts, offsets, EXTENT.headers, strict=True):
-        assert part.ctypes.data == first + offset
-        assert part.ctypes.data + part.nbytes <= last
-        assert not part.flags.writeable
-        payload = decode_part(part, header.expectation()).payload
-        assert payload.ctypes.data % 64 == 0
-        assert np.shares_memory(payload, part)
-
-    good.unlink()
-    del part, payload
-    last_view = parts.pop()[64:]
-    del parts
-    np.testing.assert_array_equal(last_view, EXTENT.buffers[-1][64:])
-    del last_view
-    assert str(good) not in Path("/proc/self/maps").read_text()
-
-
-populating = pytest.mark.skipif(
-    tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="the kernel does not know MADV_POPULATE_READ"
-)
-
-
-@populating
-def test_the_pages_of_a_part_are_read_when_it_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "extent.kv"
-    extent = make_extent(1, layout=BIG, layer_groups=2)
-    write_extent(path, extent.parent, extent.buffers)
-    parts = map_parts(path)
-
-    def resident_kib() -> int:
-        about = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1]
-        sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", about, re.MULTILINE)[:6])
-        return int(sizes["Rss"])
-
-    part_kib = parts[0].nbytes // 1024
-    assert resident_kib() < part_kib
-    read_in(parts[0])
-    assert part_kib <= resident_kib() < 2 * part_kib
-    read_in(parts[1])
-    assert resident_kib() >= 2 * part_kib
-
-
-@populating
-def test_a_page_that_cannot_be_read_is_an_error_and_no_signal(good: Path) -> None:
-    with good.open("rb+") as file:
-        mapping = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        read_in(mapping)
-        read_in(mapping[1:])  # a view need not begin with a page
-        file.truncate(0)
-        for view in (mapping, mapping[1:]):
-            with pytest.raises(PartError, match="Bad address") as refused:
-                read_in(view)
-            assert refused.value.reason == "unreadable"
+        assert_decodes_to(read_parts(path), extent)
 
 
 def test_a_flipped_bit_never_gives_wrong_bytes(good: Path) -> None:
@@ -199,7 +135,7 @@ def test_a_flipped_bit_never_gives_wrong_bytes(good: Path) -> None:
         content[position] ^= 1 << (position % 8)
         damaged.write_bytes(content)
         reason_of(verify_file, damaged)
-        for read in (read_index, map_parts):
+        for read in (read_index, read_parts):
             try:
                 found = read(damaged)
             except PartError:
@@ -215,7 +151,9 @@ def test_a_flipped_bit_never_gives_wrong_bytes(good: Path) -> None:
                     continue
                 np.testing.assert_array_equal(part, buffer)
         content[position] ^= 1 << (position % 8)
-    assert silent == {"read_index", "map_parts"}, "payloads are not read for the index, nor verified for the mapping"
+    assert silent == {"read_index", "read_parts"}, (
+        "payloads are not read for the index, nor verified where they are only read"
+    )
 
 
 @settings(deadline=None)

@@ -29,6 +29,7 @@ from tests.kv.disk.extents_to_write import (
     assert_decodes_to,
     make_extent,
     mounted_disk,
+    parts_of,
     taken_bytes,
     without_privileges,
 )
@@ -62,9 +63,9 @@ def problems(tier: DiskTier) -> list[Problem]:
     return [found for found in tier.scan() if isinstance(found, Problem)]
 
 
-def reason_of_map(tier: DiskTier, extent_id: str) -> str:
+def reason_of_open(tier: DiskTier, extent_id: str) -> str:
     with pytest.raises(PartError) as caught:
-        tier.map(extent_id)
+        tier.open_extent(extent_id)
     return caught.value.reason
 
 
@@ -80,20 +81,21 @@ def tier(folder: Path) -> Iterator[DiskTier]:
     tier.close()
 
 
-def test_an_extent_is_written_mapped_and_removed(tier: DiskTier, folder: Path) -> None:
+def test_an_extent_is_written_read_and_removed(tier: DiskTier, folder: Path) -> None:
     assert (tier.used_bytes, tier.num_extents, tier.limit_bytes) == (0, 0, MIB)
     extent_id = store(tier)
     assert path_of(folder, extent_id).is_file()
     assert tier.used_bytes == SMALL_BYTES == taken_bytes(folder)
     assert tier.num_extents == 1
-    parts = tier.map(extent_id)
-    assert_decodes_to(parts, SMALL)
+    file = tier.open_extent(extent_id)
+    assert_decodes_to(parts_of(file), SMALL)
 
     assert tier.remove(extent_id)
     assert (tier.used_bytes, tier.num_extents) == (0, 0)
     assert taken_bytes(folder) == 0
-    assert_decodes_to(parts, SMALL)
-    assert reason_of_map(tier, extent_id) == "gone"
+    assert_decodes_to(parts_of(file), SMALL)
+    file.close()
+    assert reason_of_open(tier, extent_id) == "gone"
     assert tier.remove(extent_id)
     assert tier.remove(secrets.token_hex(16))
     tier.touch(extent_id)
@@ -143,7 +145,7 @@ def test_only_hexadecimal_ids_become_paths(tier: DiskTier, folder: Path, extent_
     before = sorted(folder.rglob("*"))
     calls: list[Callable[[], object]] = [
         lambda: tier.write(extent_id, SMALL.parent, SMALL.buffers),
-        lambda: tier.map(extent_id),
+        lambda: tier.open_extent(extent_id),
         lambda: tier.remove(extent_id),
         lambda: tier.touch(extent_id),
     ]
@@ -178,7 +180,8 @@ def test_a_full_disk_gives_the_reservation_back_and_leaves_nothing(tmp_path: Pat
         assert caught.value.reason == "disk_full"
         assert tier.used_bytes == taken_bytes(disk) == SMALL_BYTES
         assert tier.num_extents == 1
-        assert_decodes_to(tier.map(kept), SMALL)
+        with tier.open_extent(kept) as file:
+            assert_decodes_to(parts_of(file), SMALL)
         store(tier)
         gc.collect()
         tier.close()
@@ -382,7 +385,8 @@ def test_left_overs_are_removed_where_only_a_tier_writes(folder: Path) -> None:
     assert tier.used_bytes == taken_bytes(folder) == SMALL_BYTES + 8192 + 4096
     assert tier.other_bytes == 8192 + 4096
     assert tier.num_extents == 1
-    assert_decodes_to(tier.map(good), SMALL)
+    with tier.open_extent(good) as file:
+        assert_decodes_to(parts_of(file), SMALL)
     tier.close()
 
 
@@ -419,7 +423,8 @@ def test_what_others_remove_or_write_to_is_counted_anew(folder: Path) -> None:
     things["outside"].unlink()
     tier.recount()
     assert tier.used_bytes == taken_bytes(folder)
-    assert_decodes_to(tier.map(good), SMALL)
+    with tier.open_extent(good) as file:
+        assert_decodes_to(parts_of(file), SMALL)
     tier.close()
 
 
@@ -543,7 +548,7 @@ def use_from_many_threads(tier: DiskTier, extents: list[list[Extent]]) -> None:
             done.result()
     assert len(stored) == tier.num_extents
     for extent_id in stored:
-        tier.map(extent_id)
+        tier.open_extent(extent_id).close()
 
 
 WRITERS = st.lists(st.lists(st.integers(1, 60), max_size=12), min_size=8, max_size=8)
