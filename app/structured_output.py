@@ -112,15 +112,16 @@ def structured_outputs_grammar(value: Any) -> str | None:
     elif rule == "regex":
         grammar = LLMatcher.grammar_from_regex(content)
     else:
-        if any(piece[1] for piece in _LARK_PIECE.finditer(content)):
-            raise invalid_request(
-                "'structured_outputs' cannot be used: '&' and '~' on regular expressions are not allowed, since they "
-                "may take time without an end. Write rules, or one regular expression.",
-                param="structured_outputs",
-                code="invalid_grammar",
-            )
         grammar = LLMatcher.grammar_from_lark(content)
-    return bounded_grammar(grammar, "structured_outputs")
+    grammar = bounded_grammar(grammar, "structured_outputs")
+    if rule == "grammar" and any(piece[1] for piece in _LARK_PIECE.finditer(content)):
+        raise invalid_request(
+            "'structured_outputs' cannot be used: '&' and '~' on regular expressions are not allowed, since they may "
+            "take time without an end. Write rules, or one regular expression.",
+            param="structured_outputs",
+            code="invalid_grammar",
+        )
+    return grammar
 
 
 def _json(schema: dict[str, Any]) -> str:

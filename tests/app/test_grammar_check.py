@@ -51,14 +51,14 @@ def rules(name: str) -> str:
     return f'start: {name}0\n{steps}\n{name}{DEEP}: "a"'
 
 
-DEADLY = {
+DEADLY: dict[str, dict[str, Any]] = {
     "references": {"json": chained(lambda reference: reference)},
     "arrays": {"json": chained(lambda reference: {"type": "array", "items": reference, "minItems": 1}, 2000)},
     "rules": {"grammar": rules("r")},
     "terminals": {"grammar": rules("R")},
     "in a tool": {"grammar": 'start: "x" body\nbody: %json ' + json.dumps(chained(lambda reference: reference))},
 }
-HOPELESS = {
+HOPELESS: dict[str, dict[str, Any]] = {
     "itself": {"json": {"$ref": "#"}},
     "all of itself": {"json": {"allOf": [{"$ref": "#"}]}},
     "any of itself": {"json": {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}},
