@@ -228,12 +228,15 @@ class DiskListing:
         """Those that the file system does not let go of; the disk is left alone then."""
         if not extent_ids:
             return []
-        stuck = await asyncio.to_thread(
-            lambda: [extent_id for extent_id in extent_ids if not self._tier.remove(file_name_of(extent_id))]
-        )
-        if stuck:
-            self._refusals["disk_remove"] += len(stuck)
-            self._pause.begin(f"files on the disk tier cannot be removed: {stuck[0]}, and {len(stuck) - 1} more")
+
+        def delete() -> tuple[list[str], list[str]]:
+            stuck = [extent_id for extent_id in extent_ids if not self._tier.remove(file_name_of(extent_id))]
+            return stuck, [extent_id for extent_id in stuck if self._tier.is_file(file_name_of(extent_id))]
+
+        stuck, files = await asyncio.to_thread(delete)
+        self._refusals["disk_remove"] += len(stuck)
+        if files:
+            self._pause.begin(f"files on the disk tier cannot be removed: {files[0]}, and {len(files) - 1} more")
         return stuck
 
     async def _tell(self, entries: Iterable[_OnDisk]) -> bool:

