@@ -17,7 +17,8 @@ logger = logging.getLogger("ray.serve")
 
 class KeyFile:
     """The keys that are let in now. A file that cannot be read or used leaves those that were there before: a mistake
-    in it locks nobody out. Whoever is to be locked out at once loses their line in a file that is right.
+    in it locks nobody out. It is tried again at every look. Whoever is to be locked out at once loses their line in a
+    file that is right.
 
     Raises (at construction): ApiKeysError, OSError.
     """
@@ -27,6 +28,7 @@ class KeyFile:
         self._check_period_s = check_period_s
         self._seen = _version(self._path)
         self._keys = ApiKeys.load(self._path)
+        self._failure: str | None = None
         self._checked_s = time.monotonic()
 
     def current(self) -> ApiKeys:
@@ -42,15 +44,18 @@ class KeyFile:
             version = _version(self._path)
             if version == self._seen:
                 return
-            self._seen = version
             self._keys = ApiKeys.load(self._path)
         except (ApiKeysError, OSError) as error:
-            logger.error("the API keys stay as they were: %s", error)
+            if str(error) != self._failure:  # at every look would be once a second
+                logger.error("the API keys stay as they were: %s", error)
+            self._failure = str(error)
             return
+        self._seen, self._failure = version, None
         logger.info("API keys were read again from %s", self._path)
 
 
-def _version(path: Path) -> tuple[int, int, int]:
-    """Changes whenever a file is written or replaced. Raises OSError."""
+def _version(path: Path) -> tuple[int, ...]:
+    """Changes whenever a file is written or replaced, or given other rights, even where the time of its content is set
+    back, as `cp -p` does. Raises OSError."""
     stat = os.stat(path)
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

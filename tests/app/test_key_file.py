@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,31 @@ def test_a_file_that_is_gone_locks_nobody_out(path: Path) -> None:
     file = KeyFile(path, check_period_s=0)
     path.unlink()
     assert who(file, ALICE) == "alice"
+
+
+def test_a_file_that_could_not_be_opened_is_tried_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = KeyFile(path, check_period_s=0)
+    (path.parent / "new").write_text(BOBS_LINE + "\n")
+    (path.parent / "new").replace(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))  # as in a server that has too many connections
+    try:
+        with caplog.at_level(logging.ERROR, "ray.serve"):
+            assert [who(file, ALICE) for _ in range(3)] == ["alice"] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert ["Too many open files" in record.getMessage() for record in caplog.records] == [True]
+    assert (who(file, ALICE), who(file, BOB)) == (None, "bob")
+
+
+def test_a_file_with_its_old_time_and_size_is_read(path: Path) -> None:
+    file = KeyFile(path, check_period_s=0)
+    before = path.stat()
+    path.write_text(ALICES_LINE.replace("alice", "alicf") + "\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    assert who(file, ALICE) == "alicf"
 
 
 def test_between_two_looks_nothing_is_read(path: Path) -> None:
