@@ -76,7 +76,7 @@ class Ingress:
         they are bound so that Serve deploys them with the ingress."""
         self._settings = AppSettings.model_validate(settings)
         keys_file = self._settings.ingress.api_keys_file
-        use_keys(None if keys_file is None else KeyFile(keys_file))
+        use_keys(None if keys_file is None else await asyncio.to_thread(KeyFile, keys_file))
         source = await asyncio.to_thread(load_tokenizer, self._settings.model)
         self._frontend = Frontend(
             self._settings,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -29,15 +31,25 @@ class KeyFile:
         self._seen = _version(self._path)
         self._keys = ApiKeys.load(self._path)
         self._failure: str | None = None
+        self._looking = threading.Lock()
         self._checked_s = time.monotonic()
 
-    def current(self) -> ApiKeys:
-        """The keys of the file as it was at most `check_period_s` ago."""
+    async def current(self) -> ApiKeys:
+        """The keys of the file as it was at most `check_period_s` ago. The first who finds them older waits while a
+        thread looks at the file; until it has, others get those that were there before."""
         now_s = time.monotonic()
         if now_s - self._checked_s >= self._check_period_s:
             self._checked_s = now_s
-            self._read_if_changed()
+            await asyncio.to_thread(self._look)
         return self._keys
+
+    def _look(self) -> None:
+        if not self._looking.acquire(blocking=False):
+            return  # a file system that does not answer is to hold one thread, not all
+        try:
+            self._read_if_changed()
+        finally:
+            self._looking.release()
 
     def _read_if_changed(self) -> None:
         try:

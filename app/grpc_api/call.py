@@ -39,7 +39,7 @@ async def caller(context: Any) -> AsyncIterator[Principal]:
     """
     try:
         metadata = dict(context.invocation_metadata())
-        yield authenticate(metadata.get("authorization"), _host(context.peer()))
+        yield await authenticate(metadata.get("authorization"), _host(context.peer()))
     except ApiError as error:
         _fail(context, error)
         raise
