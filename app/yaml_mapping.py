@@ -19,8 +19,8 @@ def read_yaml(path: Path, name: str, advice: str) -> Any:
         name: what messages call the file.
         advice: what to do about a file that can't be read.
 
-    Raises: SettingsError: the file can't be read, is no YAML, holds too much, or gives a key of a mapping more than once (each
-    such key with its lines).
+    Raises: SettingsError: the file can't be read, is no YAML, holds too much, or gives a key of a mapping more than
+    once (each such key with its lines).
     """
     try:
         text = path.read_text(encoding="utf-8")
