@@ -27,6 +27,8 @@ from app.key_limits import MAX_PRIORITY, NO_LIMITS, KeyLimits
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
+_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
+"""Not all that Python reads as one: 1_0 is rather a slip than 10."""
 _KEY_PREFIX = "eq-"
 _ALLOWED = {
     "requests_per_min": (1e-6, 1e9),
@@ -144,10 +146,7 @@ def _limits(fields: Sequence[str], place: str) -> KeyLimits:
     given: dict[str, float] = {}
     for field in fields:
         name, _, value = field.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
+        number = float(value) if _NUMBER.fullmatch(value) else math.nan
         if name in given or not _is_allowed(name, number):
             raise ApiKeysError(
                 f"{place}: {field[:40]!r} is no limit, or given twice. Allowed are requests_per_min= with a number "
@@ -195,8 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key, line = new_key(given.name)
     except ApiKeysError as error:
         parser.error(str(error))
+    if (
+        sys.stdout is None or sys.stderr is None
+    ):  # closed; Python would print to nowhere, or the key to the line's place
+        parser.error("the line for the key file and the key need an output each, so no key was made: new NAME >> keys")
+    print(line, flush=True)  # first: a key whose line is lost lets nobody in
     print(f"key of {given.name}, shown only now: {key}", file=sys.stderr)
-    print(line)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,15 @@ def test_a_new_key_works_with_its_line(tmp_path: Path) -> None:
     assert principal.name == "carol"
 
 
+@pytest.mark.parametrize("output", [">&-", "> /dev/full", "2>&-", ">&- 2>&-"])
+def test_no_key_is_made_where_half_of_it_would_be_lost(output: str) -> None:
+    command = f'"{sys.executable}" -m app.api_keys new carol {output}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "eq-" not in done.stderr
+
+
 def test_keys_are_fresh_and_long() -> None:
     made = {new_key("a")[0] for _ in range(100)}
     assert len(made) == 100
@@ -233,7 +242,8 @@ def test_limits_stand_behind_the_hash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "limit",
-    ["60", "max_inflight=0", "max_inflight=1.5", "max_inflight=x", "requests_per_min=-1", "requests_per_min=0",
+    ["60", "priority=1_0", "priority=1e1", "priority= 7",
+     "max_inflight=0", "max_inflight=1.5", "max_inflight=x", "requests_per_min=-1", "requests_per_min=0",
      "requests_per_min=nan", "requests_per_min=inf", "tokens=5", "max_inflight=1 max_inflight=2",
      "priority=101", "priority=-101", "priority=0.5", "priority=", "priority=1 priority=1"],
 )  # fmt: skip
