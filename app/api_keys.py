@@ -174,6 +174,10 @@ def new_key(name: str) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    if (
+        sys.stderr is None
+    ):  # closed: Python would print the key, or what is wrong, to the output, and so to the key file
+        sys.exit(2)
     parser = argparse.ArgumentParser(
         prog="python -m app.api_keys",
         description="Make API keys. The server keeps a file with their names and hashes; the keys go to the clients.",
@@ -194,10 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key, line = new_key(given.name)
     except ApiKeysError as error:
         parser.error(str(error))
-    if (
-        sys.stdout is None or sys.stderr is None
-    ):  # closed; Python would print to nowhere, or the key to the line's place
-        parser.error("the line for the key file and the key need an output each, so no key was made: new NAME >> keys")
+    if sys.stdout is None:
+        parser.error("the line for the key file has nowhere to go, so no key was made. Give it an output: >> keys")
     print(line, flush=True)  # first: a key whose line is lost lets nobody in
     print(f"key of {given.name}, shown only now: {key}", file=sys.stderr)
 
