@@ -70,6 +70,25 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
 
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as it would GET, without the body (RFC 9110, section 9.3.2), on every route: load
+    balancers and watchers of a service ask so."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: MutableMapping[str, Any]) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+
+
 async def authenticate(authorization: str | None, client_host: str) -> Principal:
     """Whose request this is, by its `Authorization` header and its address; raises ApiError 401 or 403."""
     if _ACCESS.keys is None:

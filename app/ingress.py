@@ -36,7 +36,7 @@ from app.grpc_api.inference_pb2 import (
     TokenizeResponse,
 )
 from app.grpc_api.to_proto import chunks, whole_response
-from app.http_guard import KeyGuard, install_error_handlers, use_keys
+from app.http_guard import HeadAsGet, KeyGuard, install_error_handlers, use_keys
 from app.key_file import KeyFile
 from app.moves_desk import MoveOrder, MovesDesk
 from app.openai_answers import OpenAIAnswer
@@ -61,6 +61,7 @@ http = FastAPI(
 )
 http.add_middleware(KeyGuard)
 http.add_middleware(Departures)
+http.add_middleware(HeadAsGet)
 install_error_handlers(http)
 
 
