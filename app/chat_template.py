@@ -10,6 +10,7 @@ import inspect
 from typing import Any
 
 from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.chat_protocol import ChatCompletionRequest
 from app.openai_errors import ApiError, invalid_request
@@ -84,6 +85,7 @@ def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
         "messages",
         "self",
         *inspect.signature(tokenizer.apply_chat_template).parameters,
+        *inspect.signature(render_jinja_template).parameters,  # what that hands on
         *tokenizer.special_tokens_map,
     }
     for name in variables:

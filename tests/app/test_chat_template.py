@@ -87,6 +87,8 @@ def test_variables_of_the_template(byte_level_tokenizer: Any) -> None:
         "return_dict",
         "return_tensors",
         "tokenizer_kwargs",
+        "conversations",
+        "return_assistant_tokens_mask",
         "add_generation_prompt",
         "continue_final_message",
         "bos_token",
