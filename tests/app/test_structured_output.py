@@ -93,6 +93,12 @@ def schema_of(schema: Any) -> dict[str, Any]:
         (schema_of({"type": "unknown"}), "response_format", "cannot be used: Invalid type: unknown"),
         (schema_of({"type": "string", "pattern": "(?=a)"}), "response_format", "look-around"),
         (schema_of({"$ref": "#/nowhere"}), "response_format", "cannot be used"),
+        (schema_of({"minimum": -(10**30)}), "response_format", "no integers of more than 64 bits"),
+        (
+            {"structured_outputs": {"json": {"maximum": 1 << 64}}},
+            "structured_outputs",
+            "no integers of more than 64 bits",
+        ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "(["}}, "structured_outputs", "unclosed character class"),
