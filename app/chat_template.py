@@ -10,7 +10,6 @@ import inspect
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.chat_protocol import ChatCompletionRequest
 from app.openai_errors import ApiError, invalid_request
@@ -84,8 +83,9 @@ def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
     reserved = {
         "messages",
         "self",
+        "conversations",  # as `apply_chat_template` names messages where it hands all on
+        "return_assistant_tokens_mask",
         *inspect.signature(tokenizer.apply_chat_template).parameters,
-        *inspect.signature(render_jinja_template).parameters,  # what that hands on
         *tokenizer.special_tokens_map,
     }
     for name in variables:
