@@ -149,7 +149,7 @@ class Ingress:
         openapi_extra=described.reads(TokenizeBody),
     )
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of a prompt or of messages, as vLLM gives them."""
+        """Token ids of a prompt or of messages, as a request of them would have them."""
         body = await read_body(request)
         token_ids = await self._read(len(body), lambda: self._frontend.tokenize(parse_request(body, TokenizeBody)))
         return JSONResponse(tokenized(token_ids, context_tokens=self._frontend.context_tokens))
