@@ -13,8 +13,10 @@ import argparse
 import hashlib
 import hmac
 import math
+import os
 import re
 import secrets
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from kv.exit_status import status_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HASH = re.compile(r"[0-9a-fA-F]{64}")
+_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")
+"""Not all that Python reads as one: 1_0 is rather a slip than 10."""
 _KEY_PREFIX = "eq-"
 _ALLOWED = {
     "requests_per_min": (1e-6, 1e9),
@@ -39,6 +43,8 @@ _MEANINGS = {
     "priority": "the smallest priority of its requests, and what they have when they ask for none; without: 0",
 }
 """What `new --help` says of them."""
+_MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Of a key file; some 50,000 keys, read in a fraction of a second."""
 _SALT_DOMAIN = b"equipoise/cache-salt/1"
 
 
@@ -64,10 +70,10 @@ class ApiKeys:
     ask for."""
 
     def __init__(self, hashes: dict[str, bytes], limits: Mapping[str, KeyLimits] = MappingProxyType({})) -> None:
-        self._entries = tuple(
-            (digest, Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"), limits.get(name, NO_LIMITS)))
+        self._principals = {
+            digest: Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"), limits.get(name, NO_LIMITS))
             for name, digest in hashes.items()
-        )
+        }
 
     @classmethod
     def load(cls, path: str | Path) -> ApiKeys:
@@ -75,13 +81,15 @@ class ApiKeys:
         with # are skipped.
 
         Raises ApiKeysError for a bad line, limits included, a name or a key given twice, and a file without any key
-        (which would lock everybody out, and is rather a mistake); OSError when the file can't be read.
+        (which would lock everybody out, and is rather a mistake), and for what is no regular file or too large; OSError
+        when the file can't be read.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = _content(path).decode("utf-8").splitlines()
         except UnicodeDecodeError as error:
             raise ApiKeysError(f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}.") from None
         hashes: dict[str, bytes] = {}
+        digests: set[bytes] = set()
         limits: dict[str, KeyLimits] = {}
         for number, line in enumerate(lines, start=1):
             fields = line.split()
@@ -95,9 +103,10 @@ class ApiKeys:
             name, digest = fields[0], bytes.fromhex(fields[1])
             if name in hashes:
                 raise ApiKeysError(f"{path}, line {number}: the name '{name}' is given twice. Choose another name.")
-            if digest in hashes.values():
+            if digest in digests:
                 raise ApiKeysError(f"{path}, line {number}: the key of '{name}' is given twice. Make a new one for it.")
             hashes[name] = digest
+            digests.add(digest)
             limits[name] = _limits(fields[2:], f"{path}, line {number}")
         if not hashes:
             raise ApiKeysError(f"{path} has no keys. Add a line with `python -m app.api_keys new NAME`.")
@@ -106,14 +115,11 @@ class ApiKeys:
     def authenticate(self, header: str | None) -> Principal | None:
         """Whose key an `Authorization` header ("Bearer KEY") carries; None when it is nobody's.
 
-        Takes the same time for every key: all entries are compared, each in constant time.
+        Its time tells nothing of use about the keys: what is looked up is a SHA-256, and whoever does not know a key
+        can't choose what key's hash theirs will resemble, let alone step by step.
         """
         scheme, _, key = (header or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).digest()
-        found: Principal | None = None
-        for entry_digest, principal in self._entries:
-            if hmac.compare_digest(digest, entry_digest):
-                found = principal
+        found = self._principals.get(hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).digest())
         return found if scheme.lower() == "bearer" else None
 
 
@@ -130,16 +136,24 @@ def derive_salt(salt: bytes, cache_salt: str | None) -> bytes:
     return digest.digest()
 
 
+def _content(path: str | Path) -> bytes:
+    # O_NONBLOCK: to open a pipe would wait for who writes to it.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ApiKeysError(f"{path} is no regular file. Write the keys to one, and name that.")
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise ApiKeysError(f"{path} is longer than {_MAX_FILE_BYTES} bytes. Take out the keys that nobody uses.")
+    return content
+
+
 def _limits(fields: Sequence[str], place: str) -> KeyLimits:
     """From `requests_per_min=60 max_inflight=4 priority=10`, in any order. Raises ApiKeysError, which says what is
     allowed."""
     given: dict[str, float] = {}
     for field in fields:
         name, _, value = field.partition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
+        number = float(value) if _NUMBER.fullmatch(value) else math.nan
         if name in given or not _is_allowed(name, number):
             raise ApiKeysError(
                 f"{place}: {field[:40]!r} is no limit, or given twice. Allowed are requests_per_min= with a number "
@@ -169,6 +183,10 @@ def new_key(name: str, limits: Sequence[str] = ()) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    if (
+        sys.stderr is None
+    ):  # closed: Python would print the key, or what is wrong, to the output, and so to the key file
+        sys.exit(2)
     parser = argparse.ArgumentParser(
         prog="python -m app.api_keys",
         description="Make API keys. The server keeps a file with their names and hashes; the keys go to the clients.",
@@ -194,8 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key, line = new_key(given.name, limits)
     except ApiKeysError as error:
         parser.error(str(error))
+    if sys.stdout is None:
+        parser.error("the line for the key file has nowhere to go, so no key was made. Give it an output: >> keys")
+    print(line, flush=True)  # first: a key whose line is lost lets nobody in
     print(f"key of {given.name}, shown only now: {key}", file=sys.stderr)
-    print(line)
 
 
 if __name__ == "__main__":

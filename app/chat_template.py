@@ -83,6 +83,8 @@ def _check_variables(tokenizer: Any, variables: dict[str, Any]) -> None:
     reserved = {
         "messages",
         "self",
+        "conversations",  # as `apply_chat_template` names messages where it hands all on
+        "return_assistant_tokens_mask",
         *inspect.signature(tokenizer.apply_chat_template).parameters,
         *tokenizer.special_tokens_map,
     }

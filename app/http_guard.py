@@ -60,7 +60,7 @@ class KeyGuard:
                 header = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), None)
                 authorization = None if header is None else header.decode("latin-1")
                 client_host = (scope.get("client") or ("", 0))[0]
-                scope.setdefault("state", {})["principal"] = authenticate(authorization, client_host)
+                scope.setdefault("state", {})["principal"] = await authenticate(authorization, client_host)
             except ApiError as error:
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": error.type})
@@ -70,7 +70,26 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
 
-def authenticate(authorization: str | None, client_host: str) -> Principal:
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as it would GET, without the body (RFC 9110, section 9.3.2), on every route: load
+    balancers and watchers of a service ask so."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: MutableMapping[str, Any]) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+
+
+async def authenticate(authorization: str | None, client_host: str) -> Principal:
     """Whose request this is, by its `Authorization` header and its address; raises ApiError 401 or 403."""
     if _ACCESS.keys is None:
         if not _is_loopback(client_host):
@@ -79,7 +98,7 @@ def authenticate(authorization: str | None, client_host: str) -> Principal:
                 "others."
             )
         return PUBLIC
-    principal = _ACCESS.keys.current().authenticate(authorization)
+    principal = (await _ACCESS.keys.current()).authenticate(authorization)
     if principal is None:
         raise unauthorized()
     return principal

@@ -36,7 +36,7 @@ from app.grpc_api.inference_pb2 import (
     TokenizeResponse,
 )
 from app.grpc_api.to_proto import chunks, whole_response
-from app.http_guard import KeyGuard, install_error_handlers, use_keys
+from app.http_guard import HeadAsGet, KeyGuard, install_error_handlers, use_keys
 from app.key_file import KeyFile
 from app.moves_desk import MoveOrder, MovesDesk
 from app.openai_answers import OpenAIAnswer
@@ -61,6 +61,7 @@ http = FastAPI(
 )
 http.add_middleware(KeyGuard)
 http.add_middleware(Departures)
+http.add_middleware(HeadAsGet)
 install_error_handlers(http)
 
 
@@ -76,7 +77,7 @@ class Ingress:
         they are bound so that Serve deploys them with the ingress."""
         self._settings = AppSettings.model_validate(settings)
         keys_file = self._settings.ingress.api_keys_file
-        use_keys(None if keys_file is None else KeyFile(keys_file))
+        use_keys(None if keys_file is None else await asyncio.to_thread(KeyFile, keys_file))
         source = await asyncio.to_thread(load_tokenizer, self._settings.model)
         self._frontend = Frontend(
             self._settings,
@@ -148,7 +149,7 @@ class Ingress:
         openapi_extra=described.reads(TokenizeBody),
     )
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of a prompt or of messages, as vLLM gives them."""
+        """Token ids of a prompt or of messages, as a request of them would have them."""
         body = await read_body(request)
         token_ids = await self._read(len(body), lambda: self._frontend.tokenize(parse_request(body, TokenizeBody)))
         return JSONResponse(tokenized(token_ids, context_tokens=self._frontend.context_tokens))
@@ -228,14 +229,14 @@ class Ingress:
     async def Generate(self, request: GenerateRequest, grpc_context: Any) -> GenerateResponse:
         """One answer in one message."""
         async with Telling(grpc_context):
-            running = await self._running_grpc(request, caller(grpc_context))
+            running = await self._running_grpc(request, await caller(grpc_context))
             return await whole_response(running, self._frontend.table)
         return GenerateResponse()
 
     async def GenerateStream(self, request: GenerateRequest, grpc_context: Any) -> AsyncGenerator[GenerateChunk]:
         """The same as it is made."""
         async with Telling(grpc_context):
-            running = await self._running_grpc(request, caller(grpc_context))
+            running = await self._running_grpc(request, await caller(grpc_context))
             async with aclosing(chunks(running, self._frontend.table)) as answer:
                 async for chunk in answer:
                     yield chunk
@@ -245,7 +246,7 @@ class Ingress:
     async def Tokenize(self, request: TokenizeRequest, grpc_context: Any) -> TokenizeResponse:
         """Token ids of a prompt."""
         async with Telling(grpc_context):
-            caller(grpc_context)
+            await caller(grpc_context)
             token_ids = await self._read(request.ByteSize(), lambda: self._frontend.tokenize(tokenize_request(request)))
             return TokenizeResponse(token_ids=token_ids, context_tokens=self._frontend.context_tokens)
         return TokenizeResponse()
@@ -253,7 +254,7 @@ class Ingress:
     async def ListModels(self, request: ListModelsRequest, grpc_context: Any) -> ListModelsResponse:
         """The one model that is served."""
         async with Telling(grpc_context):
-            caller(grpc_context)
+            await caller(grpc_context)
             frontend = self._frontend
             model = Model(id=frontend.model_name, created=frontend.created, context_tokens=frontend.context_tokens)
             return ListModelsResponse(models=[model])

@@ -125,7 +125,10 @@ def structured_outputs_grammar(value: Any) -> str | None:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)
+    except ValueError:
+        raise must_be("an object whose JSON schema has no integers of more than 64 bits") from None
 
 
 def bounded_grammar(grammar: str, param: str) -> str:

@@ -1,4 +1,4 @@
-"""The requests of `POST /tokenize` and `POST /detokenize`, as vLLM has them, and their answers."""
+"""The requests of `POST /tokenize` and `POST /detokenize`, with the least of vLLM's fields, and its answers."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class DetokenizeBody(BaseModel):
 
 
 def tokenized(token_ids: Sequence[int], *, context_tokens: int) -> dict[str, Any]:
-    """vLLM's answer to /tokenize."""
+    """vLLM's answer to /tokenize, without `token_strs`."""
     return {"tokens": list(token_ids), "count": len(token_ids), "max_model_len": context_tokens}

@@ -9,6 +9,7 @@ import yaml
 
 from app.settings_error import SettingsError
 from kv.repeated_keys import RepeatedKeysError, load_yaml
+from kv.yaml_extent import YamlExtentError
 
 
 def read_yaml(path: Path, name: str, advice: str) -> Any:
@@ -18,8 +19,8 @@ def read_yaml(path: Path, name: str, advice: str) -> Any:
         name: what messages call the file.
         advice: what to do about a file that can't be read.
 
-    Raises: SettingsError: the file can't be read, is no YAML, or gives a key of a mapping more than once (each such key
-    with its lines).
+    Raises: SettingsError: the file can't be read, is no YAML, holds too much, or gives a key of a mapping more than
+    once (each such key with its lines).
     """
     return parse_yaml(read_text(path, name, advice), name)
 
@@ -38,5 +39,7 @@ def parse_yaml(text: str, name: str) -> Any:
         return load_yaml(text)
     except RepeatedKeysError as error:
         raise SettingsError([f"{name}: {problem}" for problem in error.problems]) from error
+    except YamlExtentError as error:
+        raise SettingsError([f"{name} can't be used: {error}"]) from error
     except yaml.YAMLError as error:
         raise SettingsError([f"{name} is not YAML: {error}"]) from error

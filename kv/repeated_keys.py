@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import yaml
 
+from kv.yaml_extent import check_extent, too_deep
+
 _JSON_TOKEN: Final = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\n]')
 
 
@@ -26,18 +28,21 @@ def load_yaml(text: str) -> Any:
     Raises:
         RepeatedKeysError: a key is given twice.
         yaml.YAMLError: it is no YAML, or none that is plain data.
-        RecursionError: it is nested too deeply.
+        YamlExtentError: it is nested too deeply, holds itself, or holds too much.
     """
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
         if root is None:
             return None
+        check_extent(root)
         # Before the mappings are built: building is what loses the earlier of two values.
         problems = list(_repeated_in_yaml(root, loader, set()))
         if problems:
             raise RepeatedKeysError(problems)
         return loader.construct_document(root)
+    except RecursionError:
+        raise too_deep() from None
     finally:
         loader.dispose()
 
@@ -58,7 +63,7 @@ def load_json(text: str) -> Any:
 
 
 def _repeated_in_yaml(node: yaml.Node, loader: yaml.SafeLoader, seen: set[int], place: str = "") -> Iterator[str]:
-    if id(node) in seen:  # an alias; it may even lead back to a mapping that holds it
+    if id(node) in seen:  # an alias
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):

@@ -58,10 +58,10 @@ class Telling:
         return False
 
 
-def caller(context: Any) -> Principal:
+async def caller(context: Any) -> Principal:
     """Whose call this is. Raises ApiError 401 or 403 when nobody's who may come in."""
     metadata = dict(context.invocation_metadata())
-    return authenticate(metadata.get("authorization"), _host(context.peer()))
+    return await authenticate(metadata.get("authorization"), _host(context.peer()))
 
 
 def status_code(error: ApiError) -> grpc.StatusCode:

@@ -23,8 +23,9 @@ from app.grpc_api.inference_pb2 import (
     ToolCall,
     ToolChoice,
 )
-from app.openai_errors import invalid_request
+from app.openai_errors import invalid_request, request_too_large
 from app.openai_protocol import GenerationRequest
+from app.request_body import MAX_BODY_BYTES
 from app.request_parsing import validate_request
 from app.tokenize_protocol import TokenizeBody
 
@@ -32,7 +33,9 @@ _PROMPTS = ("prompt", "prompt_token_ids", "messages")
 
 
 def generation_request(message: GenerateRequest) -> GenerationRequest:
-    """A chat where there are messages, else a completion. Raises ApiError 400 for whatever is wrong with it."""
+    """A chat where there are messages, else a completion. Raises ApiError 400 for whatever is wrong with it, 413
+    when it is longer than an HTTP request's body may be."""
+    _check_size(message)
     document = _document(message)
     _check_one_prompt(document)
     if "messages" in document:
@@ -45,10 +48,16 @@ def generation_request(message: GenerateRequest) -> GenerationRequest:
 
 
 def tokenize_request(message: TokenizeRequest) -> TokenizeBody:
-    """Raises ApiError 400 for whatever is wrong with it."""
+    """Raises ApiError 400 for whatever is wrong with it, 413 when it is too long."""
+    _check_size(message)
     document = _document(message)
     _check_one_prompt(document)
     return validate_request(document, TokenizeBody)
+
+
+def _check_size(message: Message) -> None:
+    if message.ByteSize() > MAX_BODY_BYTES:
+        raise request_too_large(MAX_BODY_BYTES)
 
 
 def _check_one_prompt(document: dict[str, Any]) -> None:

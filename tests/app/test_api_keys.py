@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,25 @@ def test_fields_do_not_run_into_each_other(one: tuple[bytes, str | None], other:
     assert derive_salt(*one) != derive_salt(*other)
 
 
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ApiKeysError, match="is no regular file"):
+        ApiKeys.load(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError):
+        ApiKeys.load(tmp_path)
+
+
+def test_a_file_is_as_long_as_the_limit_at_most(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    with path.open("ab") as file:
+        file.write(b"\n" * (4 * 1024 * 1024 - file.tell()))
+    assert ApiKeys.load(path).authenticate("Bearer key-a") is not None
+    with path.open("ab") as file:
+        file.write(b"\n")
+    with pytest.raises(ApiKeysError, match="longer than 4194304 bytes"):
+        ApiKeys.load(path)
+
+
 def test_a_new_key_works_with_its_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "app.api_keys", "new", "carol"], capture_output=True, text=True, check=True
@@ -195,6 +215,15 @@ def test_a_new_key_with_a_wrong_limit_is_not_made(capsys: pytest.CaptureFixture[
     assert "eq-" not in said.err
 
 
+@pytest.mark.parametrize("output", [">&-", "> /dev/full", "2>&-", ">&- 2>&-"])
+def test_no_key_is_made_where_half_of_it_would_be_lost(output: str) -> None:
+    command = f'"{sys.executable}" -m app.api_keys new carol {output}'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "eq-" not in done.stderr
+
+
 def test_keys_are_fresh_and_long() -> None:
     made = {new_key("a")[0] for _ in range(100)}
     assert len(made) == 100
@@ -218,12 +247,13 @@ def test_a_bad_name_is_refused(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_limits_stand_behind_the_hash(tmp_path: Path) -> None:
-    lines = [new_key(name)[1] for name in ("free", "slow", "both", "ahead", "last")]
+    made, lines = zip(*(new_key(name) for name in ("free", "slow", "both", "ahead", "last")), strict=True)
     limits = ["", " requests_per_min=0.5", " max_inflight=3  requests_per_min=60", " priority=-100", " priority=7"]
     path = tmp_path / "keys"
     path.write_text("\n".join(line + limit for line, limit in zip(lines, limits, strict=True)))
     keys = ApiKeys.load(path)
-    assert [principal.limits for _, principal in keys._entries] == [
+    principals = [keys.authenticate(f"Bearer {key}") for key in made]
+    assert [None if principal is None else principal.limits for principal in principals] == [
         KeyLimits(), KeyLimits(requests_per_min=0.5), KeyLimits(60.0, 3), KeyLimits(priority=-100),
         KeyLimits(priority=7),
     ]  # fmt: skip
@@ -231,7 +261,8 @@ def test_limits_stand_behind_the_hash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "limit",
-    ["60", "max_inflight=0", "max_inflight=1.5", "max_inflight=x", "requests_per_min=-1", "requests_per_min=0",
+    ["60", "priority=1_0", "priority=1e1", "priority= 7",
+     "max_inflight=0", "max_inflight=1.5", "max_inflight=x", "requests_per_min=-1", "requests_per_min=0",
      "requests_per_min=nan", "requests_per_min=inf", "tokens=5", "max_inflight=1 max_inflight=2",
      "priority=101", "priority=-101", "priority=0.5", "priority=", "priority=1 priority=1"],
 )  # fmt: skip

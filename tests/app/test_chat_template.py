@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tokenizers.processors import TemplateProcessing
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.chat_protocol import ChatCompletionRequest
 from app.chat_template import render_chat
@@ -87,6 +88,8 @@ def test_variables_of_the_template(byte_level_tokenizer: Any) -> None:
         "return_dict",
         "return_tensors",
         "tokenizer_kwargs",
+        "conversations",
+        "return_assistant_tokens_mask",
         "add_generation_prompt",
         "continue_final_message",
         "bos_token",
@@ -101,7 +104,8 @@ def test_arguments_and_special_tokens_are_not_the_requests_to_set(byte_level_tok
 
 def test_no_argument_of_transformers_can_be_set(byte_level_tokenizer: Any) -> None:
     tokenizer = with_template(byte_level_tokenizer, PLAIN)
-    for name in ("self", *inspect.signature(tokenizer.apply_chat_template).parameters):
+    functions = tokenizer.apply_chat_template, render_jinja_template
+    for name in ("self", *(name for function in functions for name in inspect.signature(function).parameters)):
         assert refused(tokenizer, chat(chat_template_kwargs={name: 1}))["param"] == "chat_template_kwargs"
 
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
 
 from app.api_keys import PUBLIC, new_key
-from app.http_guard import KeyGuard, install_error_handlers, use_keys
+from app.http_guard import HeadAsGet, KeyGuard, install_error_handlers, use_keys
 from app.key_file import KeyFile
 from app.openai_errors import overloaded
 
@@ -27,6 +27,7 @@ def app() -> Iterator[FastAPI]:
     """A small app behind the guard. The keys in use are the process's, so they are taken away again."""
     app = FastAPI()
     app.add_middleware(KeyGuard)
+    app.add_middleware(HeadAsGet)
     install_error_handlers(app)
 
     @app.get("/health")
@@ -70,7 +71,7 @@ Answer = tuple[int, dict[str, str], Any]
 
 
 def call(app: FastAPI, path: str, *, client: Any = (HERE, 5000), method: str = "GET", **more: Any) -> Answer:
-    """(status, headers, parsed body)"""
+    """(status, headers, parsed body; None for HEAD, which has none)"""
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": [],
@@ -88,6 +89,9 @@ def call(app: FastAPI, path: str, *, client: Any = (HERE, 5000), method: str = "
         asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     body = b"".join(message["body"] for message in sent[1:])
+    if method == "HEAD":
+        assert body == b""
+        return sent[0]["status"], headers, None
     assert int(headers["content-length"]) == len(body)
     return sent[0]["status"], headers, json.loads(body)
 
@@ -146,6 +150,12 @@ def test_a_path_that_only_looks_mounted_is_guarded(app: FastAPI, key: str) -> No
 def test_the_frameworks_own_errors_have_the_same_form(app: FastAPI) -> None:
     error_of(call(app, "/nowhere"), 404, "not_found")
     assert error_of(call(app, "/who", method="DELETE"), 405, "method_not_allowed")["allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/health", "/who", "/busy", "/nowhere", "/openapi.json"])
+@pytest.mark.parametrize("client", [(HERE, 1), (ELSEWHERE, 1)])
+def test_head_is_get_without_its_body(app: FastAPI, path: str, client: Any) -> None:
+    assert call(app, path, client=client, method="HEAD")[:2] == call(app, path, client=client)[:2]
 
 
 def test_an_overload_says_when_to_come_again(app: FastAPI) -> None:

@@ -91,6 +91,12 @@ def schema_of(schema: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_schema"}}, "response_format", "It must be"),
         (schema_of("x"), "response_format", "the schema is no object"),
         (schema_of({"const": "x" * 300_000}), "response_format", "at most 262144 are allowed"),
+        (schema_of({"minimum": -(10**30)}), "response_format", "no integers of more than 64 bits"),
+        (
+            {"structured_outputs": {"json": {"maximum": 1 << 64}}},
+            "structured_outputs",
+            "no integers of more than 64 bits",
+        ),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "(" * 2_000_000}}, "structured_outputs", "at most 262144 are allowed"),

@@ -41,9 +41,35 @@ def test_anything_else_is_read_as_yaml_reads_it(text: str, tmp_path: Path) -> No
     assert read(tmp_path, text) == yaml.safe_load(text)
 
 
-def test_a_mapping_that_holds_itself_comes_to_an_end(tmp_path: Path) -> None:
-    content = read(tmp_path, "&a\nk: *a\n")
-    assert content["k"] is content
+def laughs(first: str, rest: str, times: int = 10) -> str:
+    """A few lines that stand for 9**times the first."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{i}: &a{i} " + rest.format(", ".join([f"*a{i - 1}"] * 9)) for i in range(1, times + 1)]
+    return "\n".join(lines)
+
+
+def chain(length: int) -> str:
+    """Flat on the page."""
+    return "\n".join(["a0: &a0 1", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, length))])
+
+
+@pytest.mark.parametrize("text", [laughs("[x]", "[{}]"), laughs("{k: x}", "{{<<: [{}]}}"), "&a\nk: *a\n", "&a [[*a]]"])
+def test_what_stands_for_too_much_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"file\.yaml can't be used: it holds more than 100000 values"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 3000, "[" * 101 + "]" * 101, "{k: " * 150 + "1" + "}" * 150, chain(200), chain(5000)]
+)
+def test_what_is_nested_too_deeply_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"file\.yaml can't be used: it is nested more than 100 levels deep"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("text", ["[" * 99 + "1" + "]" * 99, chain(98), laughs("[x]", "[{}]", times=4)])
+def test_what_is_large_is_read(text: str, tmp_path: Path) -> None:
+    assert read(tmp_path, text) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: 1\n---\na: 2\n", "a: !!python/name:os.system x", "? [1]\n: 2", "\x07"])

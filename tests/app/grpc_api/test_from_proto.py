@@ -44,6 +44,14 @@ def test_every_field_arrives_in_a_chat() -> None:
     assert request == ChatCompletionRequest.model_validate(wanted)
 
 
+def test_a_message_is_no_longer_than_a_body_may_be() -> None:
+    assert tokenize_request(TokenizeRequest(model="m", prompt="a" * (4 * 1024 * 1024 - 100))).model == "m"
+    for read, kind in ((tokenize_request, TokenizeRequest), (generation_request, GenerateRequest)):
+        with pytest.raises(ApiError, match="longer than 4194304 bytes") as caught:
+            read(kind(model="m", prompt="a" * (4 * 1024 * 1024)))
+        assert caught.value.status == 413
+
+
 def test_the_fields_of_the_message_are_those_that_are_tested() -> None:
     named = {field.name for field in GenerateRequest.DESCRIPTOR.fields}
     assert named == COMMON.keys() | {"model", "prompt", "prompt_token_ids", "messages", "logprobs", "logit_bias"} | {
