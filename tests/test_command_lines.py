@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("app", "actors", "kv", "migrate", "tuning", "load_tests")
-NO_ENTRIES = {"load_tests.vidur_run", "actors.random_model"}
-"""Started by `load_tests.beside_vidur` alone, by its file, in a Python that has none of our packages; and what people
-run as `load_tests.make_tiny_model`."""
+NO_ENTRIES = {"load_tests.vidur_run", "app.grammar_child", "actors.random_model"}
+"""Started by `load_tests.beside_vidur` alone, by its file, in a Python that has none of our packages; started by
+`app.grammar_check` alone; and what people run as `load_tests.make_tiny_model`."""
 
 
 def entries() -> list[str]:
