@@ -70,8 +70,12 @@ class ApiKeys:
     ask for."""
 
     def __init__(self, hashes: dict[str, bytes], limits: Mapping[str, KeyLimits] = MappingProxyType({})) -> None:
-        self._principals = {
-            digest: Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"), limits.get(name, NO_LIMITS))
+        self._secret = secrets.token_bytes(32)
+        self._entries = {
+            self._place(digest): (
+                digest,
+                Principal(name, hmac.digest(digest, _SALT_DOMAIN, "sha256"), limits.get(name, NO_LIMITS)),
+            )
             for name, digest in hashes.items()
         }
 
@@ -115,12 +119,18 @@ class ApiKeys:
     def authenticate(self, header: str | None) -> Principal | None:
         """Whose key an `Authorization` header ("Bearer KEY") carries; None when it is nobody's.
 
-        Its time tells nothing of use about the keys: what is looked up is a SHA-256, and whoever does not know a key
-        can't choose what key's hash theirs will resemble, let alone step by step.
+        Its time tells nothing about the keys: an entry is looked up at a place that nobody outside can work out, and
+        compared in constant time.
         """
         scheme, _, key = (header or "").partition(" ")
-        found = self._principals.get(hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).digest())
-        return found if scheme.lower() == "bearer" else None
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).digest()
+        entry = self._entries.get(self._place(digest))
+        if scheme.lower() != "bearer" or entry is None or not hmac.compare_digest(digest, entry[0]):
+            return None
+        return entry[1]
+
+    def _place(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
 
 
 def derive_salt(salt: bytes, cache_salt: str | None) -> bytes:
@@ -183,9 +193,7 @@ def new_key(name: str, limits: Sequence[str] = ()) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    if (
-        sys.stderr is None
-    ):  # closed: Python would print the key, or what is wrong, to the output, and so to the key file
+    if sys.stderr is None:  # closed: the key, or what is wrong, would be printed to the output, and so to the key file
         sys.exit(2)
     parser = argparse.ArgumentParser(
         prog="python -m app.api_keys",
