@@ -54,7 +54,7 @@ def take_snapshot(engine: Engine) -> LoadSnapshot:
             tokens[owner] += sequence.num_tokens - max(sequence.num_computed, sequence.external_tokens)
     return LoadSnapshot(
         total_blocks=engine.blocks.num_blocks,
-        live_blocks=engine.blocks.num_live - scheduler.num_reclaimable,
+        live_blocks=engine.blocks.num_live - scheduler.exports.num_reclaimable,
         running_requests=len(scheduler.running),
         waiting_requests=len(scheduler.waiting) + len(scheduler.fetching),
         steps=engine.counters.steps,

@@ -218,7 +218,7 @@ class Worker:
                 **asdict(engine.counters),
                 "preemptions": engine.scheduler.num_preemptions,
                 "begun_anew_requests": engine.scheduler.num_begun_anew,
-                "answers_given_up": engine.scheduler.num_answers_given_up,
+                "answers_given_up": engine.scheduler.exports.num_given_up,
                 "evicted_blocks": engine.blocks.num_evictions,
                 "total_blocks": engine.blocks.num_blocks,
                 "live_blocks": engine.blocks.num_live,

@@ -246,7 +246,7 @@ class Engine:
 
     def release_export(self, export_id: str) -> bool:
         """The export ended, well or not: its blocks go back (their full ones stay findable until evicted)."""
-        return self.early_exports.end(export_id) or self.scheduler.release_export(export_id)
+        return self.early_exports.end(export_id) or self.scheduler.exports.release(export_id)
 
     def holds_export(self, export_id: str) -> bool:
         """Whether the blocks of an export are still its own. From any thread: what was read of them before this said

@@ -9,8 +9,8 @@ therefore never preempted for long, and two generations that do not fit together
 Turns (`migrate.waiting_line`) are arrivals, shifted by priorities. They say who is admitted, whose prompt is computed,
 and who is preempted; nobody is preempted for one that waits.
 
-Answers that have ended and are being published hold blocks too, but nobody waits for them: whoever needs blocks takes
-theirs, oldest answer first, before it waits or has another sequence preempted (ours).
+Answers that have ended and are being published hold blocks too: whoever needs blocks takes theirs before it waits or
+has another sequence preempted (`HeldExports`).
 
 **Several steps in flight**, where the layers lie on several workers, so that these compute at the same time. A step may
 be planned while earlier ones have not come back:
@@ -26,14 +26,15 @@ be planned while earlier ones have not come back:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from actors.engine.block_manager import BlockManager
-from actors.engine.dirty_blocks import DirtyBlocks
+from actors.engine.held_exports import HeldExports
 from actors.engine.layer_arrival import LayerArrival
 from actors.engine.request import EngineRequest
 from actors.engine.sequence import ExtendKeys, SequenceState, Status
+from actors.engine.sequence_blocks import SequenceBlocks
 from actors.engine.step_plan import Chunk, Fetch, StepPlan
 from migrate.waiting_line import Turn, WaitingLine
 
@@ -67,17 +68,15 @@ class Scheduler:
         self.waiting: WaitingLine[SequenceState] = WaitingLine()
         self.running: list[SequenceState] = []
         self.fetching: dict[str, SequenceState] = {}
-        self.exports: dict[str, SequenceState] = {}
-        """Ended sequences whose blocks are held until their KV was exported, in the order of their ends. Other threads
-        may ask whether a request is among them: as long as it is, its blocks are nobody else's."""
+        self._blocks_of = SequenceBlocks(blocks, settings.block_tokens)
+        self.exports = HeldExports(blocks, self._blocks_of)
         self.max_steps_in_flight = 1
         """So many steps at most are planned that have not come back. The decodes are divided by it."""
         self.max_prompt_tokens: int | None = None
         """Tokens of prompt chunks in one step at most, within the budget; None: what the decodes leave of it."""
-        self.dirty_blocks = DirtyBlocks()
+        self.dirty_blocks = self._blocks_of.dirty
         self.num_preemptions = 0
         self.num_begun_anew = 0
-        self.num_answers_given_up = 0
         self._arrivals = 0
         self._steps = 0
         self._ended_in_flight: set[SequenceState] = set()
@@ -176,7 +175,7 @@ class Scheduler:
                     wanted.append(chunk)
             elif sequence.num_in_flight == 0:
                 self._ended_in_flight.remove(sequence)
-                self._release_blocks(sequence)
+                self._blocks_of.release(sequence)
         return wanted
 
     def lost(self, plan: StepPlan) -> None:
@@ -192,7 +191,7 @@ class Scheduler:
         if all_content:
             self.blocks.forget(range(self.blocks.num_blocks))
             for request_id in list(self.exports):
-                self.release_export(request_id)
+                self.exports.release(request_id)
             for sequence in (*self.running, *self.fetching.values()):
                 sequence.is_void = True
         for sequence in [sequence for sequence in self.running if sequence.is_void]:
@@ -210,7 +209,7 @@ class Scheduler:
         del self.fetching[request_id]
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         sequence.incoming = incoming
-        self._note_unfilled(sequence, num_tokens)
+        self._blocks_of.to_be_filled(sequence, num_tokens)
         self._start(sequence)
         return True
 
@@ -237,7 +236,7 @@ class Scheduler:
             sequence.external_tokens = 0
             self._begin_anew(sequence)
             return None
-        self._note_unfilled(sequence, num_tokens)
+        self._blocks_of.to_be_filled(sequence, num_tokens)
         sequence.num_computed = max(sequence.num_computed, min(num_tokens, sequence.num_tokens - 1))
         self._count_fetched(sequence)
         self._start(sequence)
@@ -250,9 +249,9 @@ class Scheduler:
 
     def computed(self, chunk: Chunk) -> None:
         """The chunk's KV is in its blocks: full blocks become findable."""
-        self._count_written(chunk.sequence, chunk.sequence.num_computed, chunk.num_tokens)
+        self._blocks_of.wrote(chunk.sequence, chunk.sequence.num_computed, chunk.num_tokens)
         chunk.sequence.num_computed += chunk.num_tokens
-        self._register_full_blocks(chunk.sequence)
+        self._blocks_of.register_full(chunk.sequence)
 
     def pinned_blocks(self) -> set[int]:
         """Blocks that others than the next step may read or write at any moment: of fetching sequences, of those whose
@@ -267,21 +266,11 @@ class Scheduler:
 
     def relocate(self, moves: Mapping[int, int], num_blocks: int) -> None:
         """Blocks have become other blocks, none of them pinned, and the pool will have `num_blocks`."""
-        for sequence in self.running:
-            if not moves.keys().isdisjoint(sequence.block_ids):
-                sequence.block_ids = [moves.get(block, block) for block in sequence.block_ids]
-                sequence.fresh_blocks = [moves.get(block, block) for block in sequence.fresh_blocks]
-        self.blocks.relocate(moves)
-        self.dirty_blocks.relocated(moves, num_blocks)
-
-    @property
-    def num_reclaimable(self) -> int:
-        """Blocks that nobody holds but answers being published."""
-        return self.blocks.num_freed_by(block for answer in self._answers() for block in answer.block_ids)
+        self._blocks_of.relocate(self.running, moves, num_blocks)
 
     def finish(self, sequence: SequenceState, *, keep_blocks: bool = False) -> None:
         """Takes the sequence out; its blocks go back, after its last step in flight, unless they are kept for an export
-        (see `release_export`)."""
+        (see `HeldExports`)."""
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence.request_id)
         elif sequence.status is Status.FETCHING:
@@ -291,43 +280,11 @@ class Scheduler:
         self._need_not_give_way(sequence)
         sequence.status = Status.FINISHED
         if keep_blocks:
-            self.exports[sequence.request_id] = sequence
+            self.exports.hold(sequence)
         elif sequence.num_in_flight:
             self._ended_in_flight.add(sequence)
         else:
-            self._release_blocks(sequence)
-
-    def release_export(self, request_id: str) -> bool:
-        """An export ended, well or not: its blocks go back. False when there is none of this request."""
-        sequence = self.exports.pop(request_id, None)  # first: from here on its blocks may be another's
-        if sequence is None:
-            return False
-        self._release_blocks(sequence)
-        return True
-
-    def _release_blocks(self, sequence: SequenceState) -> None:
-        self.blocks.release(sequence.block_ids)
-        sequence.block_ids, sequence.fresh_blocks = [], []
-
-    def _answers(self) -> Iterable[SequenceState]:
-        """Ended answers that are being published, oldest end first."""
-        return (sequence for sequence in self.exports.values() if not sequence.request.hand_over)
-
-    def _give_up_answers(self, shortage: int, spared: Collection[int] = ()) -> None:
-        """Ends publications, oldest first, until `shortage` more blocks can be had beside those `spared`. None of them
-        when all together would not do: then there is something else to wait for."""
-        given_up: list[str] = []
-        blocks: list[int] = []
-        for answer in self._answers():
-            given_up.append(answer.request_id)
-            blocks += [block for block in answer.block_ids if block not in spared]
-            if self.blocks.num_freed_by(blocks) >= shortage:
-                break
-        else:
-            return
-        for request_id in given_up:
-            self.release_export(request_id)
-        self.num_answers_given_up += len(given_up)
+            self._blocks_of.release(sequence)
 
     def _has_running_slot(self) -> bool:
         return len(self.running) + len(self.fetching) < self.settings.max_running_requests
@@ -346,12 +303,12 @@ class Scheduler:
         reserve = len(self.running) + len(self.fetching)
         shortage = needed + reserve - (self.blocks.num_available - self.blocks.num_cached_among(hit))
         if shortage > 0:
-            self._give_up_answers(shortage, spared=set(hit))
+            self.exports.give_up_answers(shortage, spared=set(hit))
         if needed + reserve > self.blocks.num_available - self.blocks.num_cached_among(hit):
             return False
         self.blocks.share(hit)
         sequence.block_ids = list(hit)
-        self._extend(sequence, needed)
+        self._blocks_of.extend(sequence, needed)
         sequence.num_computed = len(hit) * block_tokens
         sequence.num_registered = len(hit)
         if sequence.external_tokens <= sequence.num_computed:
@@ -363,9 +320,9 @@ class Scheduler:
         sequence.external_tokens = 0
         first_token = sequence.num_registered * self.settings.block_tokens
         sequence.num_fetched_tokens = sequence.num_computed - first_token
-        self._count_written(sequence, first_token, sequence.num_fetched_tokens)
+        self._blocks_of.wrote(sequence, first_token, sequence.num_fetched_tokens)
         self._count_cached(sequence)
-        self._register_full_blocks(sequence)
+        self._blocks_of.register_full(sequence)
 
     def _count_cached(self, sequence: SequenceState) -> None:
         if sequence.num_cached_tokens is None:
@@ -376,7 +333,7 @@ class Scheduler:
         itself preempted, or has to wait for blocks that steps in flight write to."""
         missing = -(-num_tokens // self.settings.block_tokens) - len(sequence.block_ids)
         if missing > self.blocks.num_available:
-            self._give_up_answers(missing - self.blocks.num_available)
+            self.exports.give_up_answers(missing - self.blocks.num_available)
         while missing > self.blocks.num_available:
             if missing <= self.blocks.num_available + self._num_freed_in_flight():
                 return False  # in one of the next steps
@@ -390,21 +347,8 @@ class Scheduler:
             if victim is sequence:
                 return False
         if missing > 0:
-            self._extend(sequence, missing)
+            self._blocks_of.extend(sequence, missing)
         return True
-
-    def _extend(self, sequence: SequenceState, count: int) -> None:
-        blocks = self.blocks.allocate(count)
-        # What they held is nobody's any more, and a fetch may write to them at any moment from now on.
-        self.dirty_blocks.wrote(blocks)
-        sequence.block_ids += blocks
-        sequence.fresh_blocks += blocks
-
-    def _note_unfilled(self, sequence: SequenceState, num_tokens: int) -> None:
-        """A fetch brings the first `num_tokens` tokens' KV, and with it all of the pages of their blocks, the last one
-        included. The other blocks still hold what some earlier request left there."""
-        num_filled = -(-num_tokens // self.settings.block_tokens)
-        sequence.fresh_blocks = sequence.block_ids[max(num_filled, sequence.num_registered) :]
 
     def _next_running(self) -> tuple[list[SequenceState], list[SequenceState]]:
         """Running sequences whose last token is to be run now, and those with more to run. The first are this step's
@@ -450,7 +394,7 @@ class Scheduler:
         self.num_begun_anew += 1
 
     def _wait_again(self, sequence: SequenceState) -> None:
-        self._release_blocks(sequence)
+        self._blocks_of.release(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed = sequence.num_registered = 0
         sequence.is_void = False
@@ -461,16 +405,3 @@ class Scheduler:
         if sequence.gives_way:
             sequence.gives_way = False
             self._giving_way.remove(sequence)
-
-    def _count_written(self, sequence: SequenceState, first_token: int, num_tokens: int) -> None:
-        block_tokens = self.settings.block_tokens
-        stop = -(-(first_token + num_tokens) // block_tokens)
-        self.dirty_blocks.wrote(sequence.block_ids[first_token // block_tokens : stop])
-
-    def _register_full_blocks(self, sequence: SequenceState) -> None:
-        full = sequence.num_computed // self.settings.block_tokens
-        if full > sequence.num_registered:
-            keys = sequence.keys(self.settings.block_tokens)
-            for index in range(sequence.num_registered, full):
-                self.blocks.register(sequence.block_ids[index], keys[index])
-            sequence.num_registered = full

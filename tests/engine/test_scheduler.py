@@ -225,7 +225,7 @@ def test_a_waiting_request_takes_the_blocks_of_the_oldest_published_answers_it_n
     scheduler = make_scheduler(8)
     for name in "abc":
         finish_answer(scheduler, name, 8)
-    assert (scheduler.blocks.num_live, scheduler.num_reclaimable) == (6, 6)
+    assert (scheduler.blocks.num_live, scheduler.exports.num_reclaimable) == (6, 6)
     small = add(scheduler, "small", 8)
     run_step(scheduler)  # two blocks were free
     assert list(scheduler.exports) == ["a", "b", "c"]
@@ -234,8 +234,8 @@ def test_a_waiting_request_takes_the_blocks_of_the_oldest_published_answers_it_n
     assert small.status is late.status is Status.RUNNING
     # One for the growth of "small", one to be left for it, two for the newcomer.
     assert list(scheduler.exports) == ["c"]
-    assert scheduler.num_answers_given_up == 2
-    assert (scheduler.num_preemptions, scheduler.num_reclaimable) == (0, 2)
+    assert scheduler.exports.num_given_up == 2
+    assert (scheduler.num_preemptions, scheduler.exports.num_reclaimable) == (0, 2)
 
 
 def test_published_answers_are_kept_when_all_their_blocks_would_not_admit_the_request() -> None:
@@ -274,7 +274,7 @@ def test_a_published_answer_goes_before_anybody_is_preempted() -> None:
         run_step(scheduler)
         assert first.num_tokens == second.num_tokens
     run_step(scheduler)
-    assert (scheduler.num_answers_given_up, scheduler.num_preemptions) == (1, 1)
+    assert (scheduler.exports.num_given_up, scheduler.num_preemptions) == (1, 1)
 
 
 def test_blocks_of_a_hand_over_are_nobody_elses_until_it_is_released() -> None:
@@ -282,9 +282,9 @@ def test_blocks_of_a_hand_over_are_nobody_elses_until_it_is_released() -> None:
     finish_answer(scheduler, "handed over", 12, hand_over=True)
     waiting = add(scheduler, "waiting", 8)
     assert run_step(scheduler) == []
-    assert scheduler.num_reclaimable == 0
-    assert scheduler.release_export("handed over")
-    assert not scheduler.release_export("handed over")
+    assert scheduler.exports.num_reclaimable == 0
+    assert scheduler.exports.release("handed over")
+    assert not scheduler.exports.release("handed over")
     run_step(scheduler)
     assert waiting.status is Status.RUNNING
 
@@ -332,7 +332,7 @@ def test_every_request_that_fits_the_pool_ends(
                 scheduler.finish(sequence, keep_blocks=not aborted and int(sequence.request_id) in published)
         scheduler.blocks.check_integrity()
     assert scheduler.num_unfinished == 0
-    assert scheduler.blocks.num_live == scheduler.num_reclaimable
+    assert scheduler.blocks.num_live == scheduler.exports.num_reclaimable
     for name in list(scheduler.exports):
-        assert scheduler.release_export(name)
+        assert scheduler.exports.release(name)
     assert scheduler.blocks.num_live == 0
