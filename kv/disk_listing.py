@@ -234,7 +234,7 @@ class DiskListing:
             return stuck, [extent_id for extent_id in stuck if self._tier.is_file(file_name_of(extent_id))]
 
         stuck, files = await asyncio.to_thread(delete)
-        self._refusals["disk_remove"] += len(stuck)
+        self._refusals["disk_remove"] += len(set(stuck) - self._unwanted)  # once, however often they are tried
         if files:
             self._pause.begin(f"files on the disk tier cannot be removed: {files[0]}, and {len(files) - 1} more")
         return stuck
