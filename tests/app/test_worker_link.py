@@ -17,6 +17,15 @@ def submission(name: str) -> Submission:
     return Submission(EngineRequest(name, (1, 2, 3), SamplingParams(max_tokens=8), owner="whoever"))
 
 
+async def assert_serves(link: WorkerLink, worker: PlainWorker, asked: Submission, token_id: int) -> None:
+    """A request that is submitted now gets the token that the worker gives."""
+    queue = await link.submit(asked)
+    worker.give(token_id)
+    event = await queue.get()
+    assert isinstance(event, TokenEvent)
+    assert event.token_id == token_id
+
+
 Body = Callable[[PlainWorker, WorkerLink, list[WorkerLink]], Awaitable[None]]
 
 
@@ -72,11 +81,7 @@ def test_events_go_to_the_request_they_are_of() -> None:
 
 def test_a_worker_to_which_there_is_no_line_is_asked_through_ray() -> None:
     async def body(worker: PlainWorker, link: WorkerLink, lost: list[WorkerLink]) -> None:
-        queue = await link.submit(submission("a"))
-        worker.give(5)
-        event = await queue.get()
-        assert isinstance(event, TokenEvent)
-        assert event.token_id == 5
+        await assert_serves(link, worker, submission("a"), token_id=5)
         assert lost == []
 
     run(body, [where_nobody_waits, with_another_key])
@@ -90,11 +95,7 @@ def test_a_line_that_breaks_is_a_lost_worker_though_it_may_live() -> None:
         assert isinstance(await queue.get(), WorkerLostError)
         assert lost == [link]
         again = WorkerLink(worker.member(), "ingress", lambda _: None, lambda _: None)
-        queue = await again.submit(submission("a"))
-        worker.give(6)
-        event = await queue.get()
-        assert isinstance(event, TokenEvent)
-        assert event.token_id == 6
+        await assert_serves(again, worker, submission("a"), token_id=6)
         again.stop()
 
     run(body, [over_a_socket])
@@ -203,11 +204,7 @@ def test_requests_that_the_worker_freed_are_given_back_to_be_sent_again() -> Non
         assert len(worker.outbox.lost_owners(periods=-1)) == 1
         assert isinstance(await freed.get(), WorkerLostError)
         assert lost == []  # the worker is well
-        queue = await link.submit(submission("b"))
-        worker.give(2)
-        event = await queue.get()
-        assert isinstance(event, TokenEvent)
-        assert event.token_id == 2
+        await assert_serves(link, worker, submission("b"), token_id=2)
 
     run(body)
 
@@ -217,11 +214,7 @@ def test_two_lines_of_one_ingress_to_one_worker_do_not_take_each_others_news() -
         await until(lambda: link.load is not None)
         link.stop()  # its call stays open on the worker
         again = WorkerLink(worker.member(), "ingress", lambda _: None, lambda _: None)
-        queue = await again.submit(submission("a"))
-        worker.give(3)
-        event = await queue.get()
-        assert isinstance(event, TokenEvent)
-        assert event.token_id == 3
+        await assert_serves(again, worker, submission("a"), token_id=3)
         again.stop()
 
     run(body)

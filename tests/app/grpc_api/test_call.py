@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import pickle
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
-from ray.serve._private.grpc_util import gRPCGenericServer, set_grpc_code_and_details
+from ray.serve._private.grpc_util import set_grpc_code_and_details
 from ray.serve._private.proxy_request_response import ResponseStatus, gRPCStreamingType
 from ray.serve.grpc_util import RayServegRPCContext
 
 from app.grpc_api.call import Telling
 from app.grpc_api.inference_pb2 import GenerateChunk, GenerateRequest, GenerateResponse
-from app.grpc_api.inference_pb2_grpc import InferenceServicer, InferenceStub
-from app.grpc_api.servicer import add_to_server
 from app.openai_errors import ApiError, invalid_request, model_not_found, over_key_limit, unauthorized
-
-LIMIT_S = 20.0
+from tests.app.grpc_api.grpc_server import client_of, within_limit
 
 
 @asynccontextmanager
@@ -54,19 +50,8 @@ async def stub_of(error: Exception, contexts: list[RayServegRPCContext] | None =
     def handler(*, streaming_type: gRPCStreamingType, **_: Any) -> Any:
         return stream if streaming_type is gRPCStreamingType.UNARY_STREAM else unary
 
-    server = gRPCGenericServer(handler)
-    add_to_server(InferenceServicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield InferenceStub(channel)
-    finally:
-        await server.stop(None)
-
-
-def within_limit(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, LIMIT_S))
+    async with client_of(handler) as stub:
+        yield stub
 
 
 @pytest.mark.parametrize(

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
 import pytest
-from ray.serve._private.grpc_util import gRPCGenericServer
 
 from app.grpc_api.inference_pb2 import Choice, GenerateChunk, GenerateRequest
-from app.grpc_api.inference_pb2_grpc import InferenceServicer, InferenceStub
-from app.grpc_api.servicer import add_to_server
+from tests.app.grpc_api.grpc_server import client_of, within_limit
 
-LIMIT_S = 20.0
 MORE_THAN_A_WINDOW = GenerateChunk(choice=Choice(text="x" * 2**20)).SerializeToString()
 """So much that the server has to wait for the client to read before it can write more."""
-
-Handler = Callable[[Any, Any], AsyncGenerator[bytes]]
-
-
-@asynccontextmanager
-async def stub_of(handler: Handler) -> AsyncGenerator[Any]:
-    """A client of a server where `handler` answers GenerateStream."""
-    server = gRPCGenericServer(lambda **_: handler)
-    add_to_server(InferenceServicer(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield InferenceStub(channel)
-    finally:
-        await server.stop(None)
-
-
-def within_limit(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, LIMIT_S))
 
 
 @pytest.mark.parametrize("by_deadline", [False, True])
@@ -56,7 +32,7 @@ def test_a_call_that_ends_while_it_is_written_to_cancels_what_it_waits_for(by_de
                 cancelled.set()
                 raise
 
-        async with stub_of(handler) as stub:
+        async with client_of(lambda **_: handler) as stub:
             call = stub.GenerateStream(GenerateRequest(), timeout=2.0 if by_deadline else None)
             if not by_deadline:
                 await waits.wait()  # nothing has been read
@@ -75,7 +51,7 @@ def test_a_stream_comes_in_order_and_ends_with_its_status() -> None:
             context.set_details("too much")
             yield b""  # as a refusal's status comes from a replica
 
-        async with stub_of(handler) as stub:
+        async with client_of(lambda **_: handler) as stub:
             call = stub.GenerateStream(GenerateRequest())
             assert [(await call.read()).choice.index for _ in range(5)] == list(range(5))
             with pytest.raises(grpc.aio.AioRpcError):  # and no sixth one
@@ -92,7 +68,7 @@ def test_what_goes_wrong_in_the_proxy_fails_the_call() -> None:
             yield GenerateChunk(id="a").SerializeToString()
             raise RuntimeError("broken")
 
-        async with stub_of(handler) as stub:
+        async with client_of(lambda **_: handler) as stub:
             call = stub.GenerateStream(GenerateRequest())
             assert await call.read() == GenerateChunk(id="a")
             assert await call.code() is grpc.StatusCode.UNKNOWN
