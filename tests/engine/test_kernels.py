@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,29 @@ def test_more_threads_change_nothing(kernels: Kernels, rows: int) -> None:
         assert torch.equal(kernels.product(x, weight, None), alone)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_threads_that_compute_at_once_do_not_meet(kernels: Kernels, num_threads: int) -> None:
+    """One of them has the helpers and the others do without; helpers that come late find the next operation, or none."""
+    x = [randn(i, 1 + 13 * i, 512) for i in range(4)]
+    weight = randn(9, 2048, 512)
+    expected = [kernels.product(one, weight, None) for one in x]
+    wrong: list[int] = []
+
+    def compute(i: int) -> None:
+        torch.set_num_threads(num_threads)
+        wrong.extend(i for _ in range(200) if not torch.equal(kernels.product(x[i], weight, None), expected[i]))
+
+    threads = [threading.Thread(target=compute, args=(i,)) for i in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch.set_num_threads(1)
+    assert not wrong
 
 
 def test_products_take_turns_with_torch(kernels: Kernels) -> None:

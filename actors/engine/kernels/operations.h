@@ -1,10 +1,7 @@
-// Operations over rows: by the instruction set that is asked for, and divided over torch's threads.
+// Operations over rows: by the instruction set that is asked for, and divided over as many threads as torch has.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -14,13 +11,14 @@
 #include "products.h"
 #include "prompts.h"
 #include "rows.h"
+#include "team.h"
 
 namespace equipoise {
 
 enum InstructionSet : int { kNone = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 // Below so many multiplications a piece of work is not worth another thread.
-constexpr int64_t kGrain = 1 << 19;
+constexpr int64_t kGrain = 1 << 16;
 
 // Memory that grows to what was needed most, aligned to a cache line.
 class Scratch {
@@ -51,17 +49,17 @@ inline void multiply(int set, const Product& p) {
   const int64_t blocks = (p.out + kColumns - 1) / kColumns;
   const int64_t grain = std::max<int64_t>(1, kGrain / (p.rows * p.in * kColumns + 1));
   const auto by_columns = [&](const auto& work) {
-    at::parallel_for(0, blocks, grain, [&](int64_t first, int64_t last) {
+    divide(blocks, grain, [&](int64_t first, int64_t last) {
       work(first * kColumns, std::min(last * kColumns, p.out));
     });
   };
   if (set == kAmx && p.in % 32 == 0 && p.out % 16 == 0) {
     void* const packed = scratch(amx::packed_bytes(p));
     constexpr int64_t kRows = 16;
-    at::parallel_for(0, (p.rows + kRows - 1) / kRows, std::max<int64_t>(1, kGrain / (kRows * p.in)),
-                     [&](int64_t first, int64_t last) {
-                       amx::pack(p, packed, first * kRows, std::min(last * kRows, p.rows));
-                     });
+    divide((p.rows + kRows - 1) / kRows, std::max<int64_t>(1, kGrain / (kRows * p.in)),
+           [&](int64_t first, int64_t last) {
+             amx::pack(p, packed, first * kRows, std::min(last * kRows, p.rows));
+           });
     by_columns([&](int64_t first, int64_t last) { amx::product(p, packed, first, last); });
   } else if (set >= kAvx512) {
     by_columns([&](int64_t first, int64_t last) { avx512::product(p, first, last); });
@@ -91,7 +89,7 @@ void attend(int set, const Decode& d, const Tensors<T>& t, int64_t rows) {
   const int64_t longest = *std::max_element(d.context, d.context + rows);
   const int64_t num_bytes = attention_scratch_bytes(d, longest);
   const int64_t grain = std::max<int64_t>(1, kGrain / (longest * d.group * d.pages.head_dim * 2 + 1));
-  at::parallel_for(0, rows * d.heads, grain, [&](int64_t first, int64_t last) {
+  divide(rows * d.heads, grain, [&](int64_t first, int64_t last) {
     void* const memory = scratch(num_bytes);
     for (int64_t i = first; i < last; ++i) {
       if (set >= kAvx512) {
@@ -146,20 +144,20 @@ void attend_chunks(int set, Prompt chunk, Tensors<T> t, const Chunks& chunks) {
     t.out += chunk.rows * chunk.heads * chunk.group * chunk.pages.head_dim;
   }
   const int64_t num_bytes = prompt_scratch_bytes(chunk), count = int64_t(pieces.size());
-  std::atomic<int64_t> next = 0;
-  at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), count), 1, [&](int64_t, int64_t) {
+  const auto attend_pieces = [&](int64_t first, int64_t last) {
     void* const memory = scratch(num_bytes);
-    for (int64_t i = next++; i < count; i = next++) {
+    for (int64_t i = first; i < last; ++i) {
       const Piece& piece = pieces[i];
       attend_item(set, piece.chunk, piece.tensors, piece.head, piece.first, piece.last, memory);
     }
-  });
+  };
+  divide(count, 1, attend_pieces, count);  // one by one: they differ much
 }
 
 // work(first, last) over rows, each of which takes about `cost` operations.
 template <class Work>
 void by_rows(int64_t rows, int64_t cost, const Work& work) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / (cost + 1)), work);
+  divide(rows, std::max<int64_t>(1, kGrain / (cost + 1)), work);
 }
 
 template <class T>

@@ -21,7 +21,7 @@ struct Product {
 
 // Columns of y are computed from `first` to `last`. `first` is a multiple of kColumns, and so is `last` where it isn't
 // the end.
-constexpr int64_t kColumns = 64;
+constexpr int64_t kColumns = 32;
 
 namespace avx2 {
 void product(const Product& p, int64_t first, int64_t last);
