@@ -87,7 +87,7 @@ def test_more_threads_change_nothing(kernels: Kernels, rows: int) -> None:
 
 @pytest.mark.parametrize("num_threads", [2, 5])
 def test_threads_that_compute_at_once_do_not_meet(kernels: Kernels, num_threads: int) -> None:
-    """One of them has the helpers and the others do without; helpers that come late find the next operation, or none."""
+    """One has the helpers, the others do without; helpers that come late find the next operation, or none."""
     x = [randn(i, 1 + 13 * i, 512) for i in range(4)]
     weight = randn(9, 2048, 512)
     expected = [kernels.product(one, weight, None) for one in x]
