@@ -23,9 +23,9 @@ constexpr int64_t kNearby = 1 << 18;  // numbers of x that stay in the second ca
 // How a tile asks for what tiles after it read.
 enum class Fetch {
   kNone,    // another tile has, of the same columns
-  kFirst,   // into the first cache: multiplying takes less time than the way from the second
-  kSecond,  // into the second: as far ahead, the first would lose some of it again
-  kBoth,    // into the second, and the next columns from there into the first
+  kFirst,   // the next columns into the first cache, since multiplying takes less time than the way from the second
+  kSecond,  // later ones into the second cache
+  kBoth,    // later ones into the second, and the next ones from there into the first
 };
 
 int64_t padded(int64_t in) { return (in + kStep - 1) / kStep * kStep; }
@@ -45,8 +45,8 @@ void tile(const Product& p, const bf16* x, int64_t row, int64_t column, int coun
   for (int j = 0; j < kColumns; ++j) weight[j] = p.weight + (column + (j < count ? j : 0)) * p.in;
   const int64_t size = kColumns * p.in;
   const bf16* const next = weight[0] + size;
-  // In the order in which it lies in memory, whatever the order of reading: then the processor reads on by itself.
-  const bf16* const ahead = weight[0] + size * std::max<int64_t>(2, (kAhead + size - 1) / size);
+  const int64_t farther = size * std::max<int64_t>(2, (kAhead + size - 1) / size);
+  const bf16* const ahead = kFetch == Fetch::kFirst ? next : weight[0] + farther;
   __m512 total[kRows][kColumns];
   _Pragma("GCC unroll 8")
   for (int i = 0; i < kRows; ++i)
@@ -66,6 +66,7 @@ void tile(const Product& p, const bf16* x, int64_t row, int64_t column, int coun
     _Pragma("GCC unroll 8")
     for (int j = 0; j < kColumns; ++j) {
       w[j] = load(weight[j] + k);
+      // In the order in which it lies in memory, whatever the order of reading: the processor then reads on by itself.
       const bf16* const later = ahead + k * kColumns + j * kStep;
       if (kFetch == Fetch::kFirst) _mm_prefetch(later, _MM_HINT_NTA);
       if (kFetch == Fetch::kSecond || kFetch == Fetch::kBoth) _mm_prefetch(later, _MM_HINT_T1);
@@ -155,9 +156,9 @@ void product(const Product& p, const void* packed, int64_t first, int64_t last) 
   if (p.rows <= 2) return product<4, Fetch::kFirst>(p, x, first, last, 0, tiles(p));
   if (p.rows <= kMost) return product<4, Fetch::kSecond>(p, x, first, last, 0, tiles(p));
   if (p.rows <= kMostOfPairs) return product<2, Fetch::kBoth>(p, x, first, last, 0, tiles(p));
-  const int64_t some = std::max<int64_t>(2, kNearby / (kMost * p.in));
-  for (int64_t top = 0; top < tiles(p); top += some) {
-    product<4, Fetch::kBoth>(p, x, first, last, top, std::min(top + some, tiles(p)));
+  const int64_t parts = (p.rows * p.in + kNearby - 1) / kNearby;
+  for (int64_t i = 0; i < parts; ++i) {
+    product<4, Fetch::kBoth>(p, x, first, last, i * tiles(p) / parts, (i + 1) * tiles(p) / parts);
   }
 }
 
