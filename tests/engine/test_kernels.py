@@ -60,17 +60,17 @@ def test_product_of_odd_shapes(kernels: Kernels, rows: int, width: int, out: int
 
 
 @pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 64, 65, 100, 300])
-@pytest.mark.parametrize(("width", "out"), [(32, 16), (64, 64), (96, 80), (576, 208)])
+@pytest.mark.parametrize(("width", "out"), [(32, 16), (64, 64), (96, 80), (576, 208), (1024, 48)])
 def test_product_of_whole_tiles(kernels: Kernels, rows: int, width: int, out: int) -> None:
     check_product(kernels, rows, width, out, rows, with_bias=out == 80)
 
 
-@pytest.mark.parametrize(("width", "out"), [(128, 96), (70, 33)])
+@pytest.mark.parametrize(("width", "out"), [(128, 96), (70, 33), (1024, 48)])
 def test_a_row_of_a_product_does_not_depend_on_the_others(kernels: Kernels, width: int, out: int) -> None:
     """So that a sequence's tokens do not depend on who is served beside it."""
-    x, weight = randn(1, 100, width), randn(2, out, width)
+    x, weight = randn(1, 300, width), randn(2, out, width)
     together = kernels.product(x, weight, None)
-    for first, last in [(0, 1), (5, 6), (7, 15), (20, 40), (31, 64), (60, 100), (9, 90)]:
+    for first, last in [(0, 1), (5, 6), (3, 10), (7, 15), (20, 40), (31, 64), (60, 100), (9, 90), (10, 290)]:
         assert torch.equal(kernels.product(x[first:last], weight, None), together[first:last])
 
 

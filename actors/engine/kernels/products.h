@@ -28,8 +28,14 @@ void product(const Product& p, int64_t first, int64_t last);
 }
 
 namespace avx512 {
-void product(const Product& p, int64_t first, int64_t last);
-}
+// Rows are multiplied by tiles of some of them.
+int64_t tiles(const Product& p);
+// Bytes that `pack` writes.
+int64_t packed_bytes(const Product& p);
+// The rows of tiles `first` to `last` of x as `product` reads them; `packed` is aligned to 64 bytes.
+void pack(const Product& p, void* packed, int64_t first, int64_t last);
+void product(const Product& p, const void* packed, int64_t first, int64_t last);
+}  // namespace avx512
 
 // `in` must be a multiple of 32 and `out` of 16.
 namespace amx {
