@@ -63,8 +63,8 @@ inline void multiply(int set, const Product& p) {
     by_columns([&](int64_t first, int64_t last) { amx::product(p, packed, first, last); });
   } else if (set >= kAvx512) {
     void* const packed = scratch(avx512::packed_bytes(p));
-    at::parallel_for(0, avx512::tiles(p), std::max<int64_t>(1, kGrain / (8 * p.in)),
-                     [&](int64_t first, int64_t last) { avx512::pack(p, packed, first, last); });
+    divide(avx512::tiles(p), std::max<int64_t>(1, kGrain / (8 * p.in)),
+           [&](int64_t first, int64_t last) { avx512::pack(p, packed, first, last); });
     by_columns([&](int64_t first, int64_t last) { avx512::product(p, packed, first, last); });
   } else {
     by_columns([&](int64_t first, int64_t last) { avx2::product(p, first, last); });
