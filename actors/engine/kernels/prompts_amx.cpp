@@ -30,7 +30,7 @@ class Tiles {
   }
   ~Tiles() { _tile_release(); }
 
-  static Vector power(Vector x) { return avx512::power_of_two(x); }
+  static Vector power(Vector x) { return power_of_two(x); }  // 0 for what is hidden
 
   // The queries of a vector's lanes, a packed tile for each kDepth numbers.
   void pack(int64_t vector) {

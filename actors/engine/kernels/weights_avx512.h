@@ -3,20 +3,10 @@
 
 #include <immintrin.h>
 
+#include "exponential.h"
 #include "vector_avx512.h"
 
 namespace equipoise::avx512 {
-
-// 2^x, to 3e-6, where weights keep eight bits; 0 for what is hidden.
-inline Vector power_of_two(Vector x) {
-  const Vector whole = x.rounded(), rest = x - whole;
-  Vector value = Vector::all(0.00958285271f);
-  value = value.times_plus(rest, Vector::all(0.0559064247f));
-  value = value.times_plus(rest, Vector::all(0.240240986f));
-  value = value.times_plus(rest, Vector::all(0.693124193f));
-  value = value.times_plus(rest, Vector::all(1));
-  return value.scaled(whole);
-}
 
 // Scores [key][16 lanes], of a multiple of 4 keys, to weights in pairs of keys: [pair][lane][2]. Returns the sums of the
 // rounded ones.
