@@ -1,9 +1,10 @@
-// e^x for a Vector: within two units in the last place from -87 to 88; beyond, as at the end. NaN stays NaN,
-// since greatest and least give their argument where it is one.
+// Powers for a Vector.
 #pragma once
 
 namespace equipoise {
 
+// e^x: within two units in the last place from -87 to 88; beyond, as at the end. NaN stays NaN,
+// since greatest and least give their argument where it is one.
 template <class Vector>
 Vector exponential(Vector x) {
   x = Vector::all(88.0f).least(Vector::all(-87.0f).greatest(x));
@@ -21,6 +22,18 @@ Vector exponential(Vector x) {
   value = value.times_plus(rest, Vector::all(1.0f));
   value = value.times_plus(rest, Vector::all(1.0f));
   return value.scaled(power);
+}
+
+// 2^x, to 3e-6: enough for what is rounded to bfloat16. For exponents that float32 has, or that `scaled` takes.
+template <class Vector>
+Vector power_of_two(Vector x) {
+  const Vector whole = x.rounded(), rest = x - whole;
+  Vector value = Vector::all(0.00958285271f);
+  value = value.times_plus(rest, Vector::all(0.0559064247f));
+  value = value.times_plus(rest, Vector::all(0.240240986f));
+  value = value.times_plus(rest, Vector::all(0.693124193f));
+  value = value.times_plus(rest, Vector::all(1));
+  return value.scaled(whole);
 }
 
 }  // namespace equipoise

@@ -29,7 +29,7 @@ inline int64_t item_tokens(const Prompt& p) { return p.group < kLanes ? kLanes /
 
 // Bytes of scratch memory, aligned to 64 bytes, for an item.
 inline int64_t prompt_scratch_bytes(const Prompt& p) {
-  constexpr int64_t kWidest = 16, kParts = 10;
+  constexpr int64_t kWidest = 16, kParts = 11;
   const int64_t lanes = item_tokens(p) * p.group + kWidest, dim = p.pages.head_dim;
   const int64_t numbers = lanes * (2 * dim + 3) + kKeys * (2 * dim + 2 * kWidest);
   return numbers * int64_t(sizeof(float)) + lanes * 2 * int64_t(sizeof(void*)) + kParts * 64;

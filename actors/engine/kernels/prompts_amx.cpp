@@ -4,6 +4,7 @@
 #include "prompts.h"
 #include "tiles.h"
 #include "vector_avx512.h"
+#include "weights_avx512.h"
 
 namespace equipoise::amx {
 
@@ -29,16 +30,7 @@ class Tiles {
   }
   ~Tiles() { _tile_release(); }
 
-  // 2^x, to 3e-6, where weights keep eight bits; 0 for what is hidden.
-  static Vector power(Vector x) {
-    const Vector whole = x.rounded(), rest = x - whole;
-    Vector value = Vector::all(0.00958285271f);
-    value = value.times_plus(rest, Vector::all(0.0559064247f));
-    value = value.times_plus(rest, Vector::all(0.240240986f));
-    value = value.times_plus(rest, Vector::all(0.693124193f));
-    value = value.times_plus(rest, Vector::all(1));
-    return value.scaled(whole);
-  }
+  static Vector power(Vector x) { return power_of_two(x); }  // 0 for what is hidden
 
   // The queries of a vector's lanes, a packed tile for each kDepth numbers.
   void pack(int64_t vector) {
@@ -83,26 +75,9 @@ class Tiles {
     if (tile * kTile < count) score_tiles<2>(queries, tile, scores);
   }
 
-  // Scores to weights in pairs of keys: weights_[pair][lane][2]. Returns the sums of the rounded ones.
+  // Scores to weights, whose sums are returned.
   Vector weigh(const float* scores, int64_t count, Vector factor, Vector shift) {
-    // Of two vectors of 16 bfloat16 one after the other, one of each in turn.
-    alignas(64) static constexpr uint16_t kInTurn[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                         8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i in_turn = _mm512_load_si512(kInTurn);
-    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
-    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
-    const auto pair = [&](int64_t key) {
-      const Vector first = power(Vector::load(scores + key * kTile).times_plus(factor, shift));
-      const Vector second = power(Vector::load(scores + (key + 1) * kTile).times_plus(factor, shift));
-      const __m512i both = _mm512_permutexvar_epi16(in_turn, (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v));
-      _mm512_store_si512(weights_ + key * kTile, both);
-      return (__m512bh)both;
-    };
-    for (int64_t key = 0; key < count; key += 4) {
-      even = _mm512_dpbf16_ps(even, pair(key), ones);
-      odd = _mm512_dpbf16_ps(odd, pair(key + 2), ones);
-    }
-    return Vector{_mm512_add_ps(even, odd)};
+    return avx512::weigh_pairs(scores, count, factor, shift, weights_);
   }
 
   // sums[number][lane] += V . weights
