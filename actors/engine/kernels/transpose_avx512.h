@@ -35,7 +35,7 @@ inline void transpose(__m512i v[kSide]) {
 }
 
 // Makes [pair of 16][row of 16][2] of 16 rows of 32 numbers, of which `rows` and `numbers` are there; row_at(i) says where
-// one begins. Pairs that aren't there are not written, but for the half of the last one.
+// one begins. Rows that aren't there are zeros, and so is what an odd last number lacks; other pairs are not written.
 template <class RowAt>
 void pack_pairs(const RowAt& row_at, int64_t rows, int64_t numbers, bf16* target) {
   const __mmask32 present = numbers < 2 * kSide ? (1u << numbers) - 1 : ~0u;
