@@ -48,10 +48,12 @@ inline void* scratch(int64_t num_bytes) {
 inline void multiply(int set, const Product& p) {
   const int64_t blocks = (p.out + kColumns - 1) / kColumns;
   const int64_t grain = std::max<int64_t>(1, kGrain / (p.rows * p.in * kColumns + 1));
+  // A step of few rows reads the weight from memory, best in long pieces; one of many waits longer for the last piece.
+  const int64_t pieces = p.rows < 64 ? 4 : 16;
   const auto by_columns = [&](const auto& work) {
     divide(blocks, grain, [&](int64_t first, int64_t last) {
       work(first * kColumns, std::min(last * kColumns, p.out));
-    });
+    }, pieces);
   };
   if (set == kAmx && p.in % 32 == 0 && p.out % 16 == 0) {
     void* const packed = scratch(amx::packed_bytes(p));
