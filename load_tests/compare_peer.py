@@ -32,9 +32,10 @@ OURS = {
     "static": ("serve_configs/local.yaml", _BFLOAT16),
     "two-monolithic": ("serve_configs/local-monolithic.yaml", _BFLOAT16),
     "monolithic": ("serve_configs/local-monolithic.yaml", "load_tests/overlays/one-monolithic.yaml"),
+    "alone": ("serve_configs/local-monolithic.yaml", "load_tests/overlays/one-alone.yaml"),
 }
 """Ways to use two cores, each as a configuration and an overlay: a prefill and a decode worker; two workers that do
-both; one such worker with two threads."""
+both; one such worker with two threads; the same without the store."""
 _HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 
 
