@@ -247,6 +247,7 @@ class _Rows:
 
     def of(self, chunk: Chunk) -> torch.Tensor:
         """[rows of the chunk, hidden]"""
+        assert self._output.hidden is not None, "a step with prompts whose log-probabilities are wanted gives all rows"
         before = itertools.takewhile(lambda other: other is not chunk, self._chunks)
         first = sum(other.num_tokens for other in before)
         return self._output.hidden[first : first + chunk.num_tokens]

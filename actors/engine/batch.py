@@ -188,3 +188,8 @@ def pack_step(
     sampled_rows[: len(sampled_list)] = sampled_list
     sampled_rows[len(sampled_list) :] = 0
     return PackedStep(packed, shape, len(sampled_list), tuple(prefill_chunks))
+
+
+def rows_of(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """[S, hidden]: of [T, hidden], those at `rows` [S], which rise: as many as there are means all of them."""
+    return hidden if rows.shape[0] == hidden.shape[0] else hidden.index_select(0, rows)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from actors.engine.attention.interface import AttentionBackend, LayerKv
-from actors.engine.batch import StepBatch
+from actors.engine.batch import StepBatch, rows_of
 from actors.engine.lane_table import LaneTable
 from actors.engine.layer_ops import LayerOps
 from actors.engine.model_spec import ModelSpec
@@ -65,6 +65,12 @@ class CausalModel:
         """The whole model over one step: hidden states [T, hidden] before the head."""
         return self.run_layers(self.embed(batch), range(self.spec.num_layers), batch, before_layer)
 
+    def forward_sampled(self, batch: StepBatch, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+        """`forward`, but only the rows that are sampled from, [S, hidden]. Of the others the last layer needs K and V
+        alone, and our kernels leave the rest out: a thirtieth of a prompt for SmolLM2 *(ours)*."""
+        layers = range(self.spec.num_layers)
+        return self.run_layers(self.embed(batch), layers, batch, before_layer, sampled_rows=batch.sampled_rows)
+
     def embed(self, batch: StepBatch) -> torch.Tensor:
         """[T, hidden]"""
         x = F.embedding(batch.token_ids, self._outer["embedding.weight"])
@@ -81,24 +87,32 @@ class CausalModel:
         batch: StepBatch,
         before_layer: Callable[[int], None] | None = None,
         heads: StepHeads | None = None,
+        sampled_rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs a range of layers that lie here over hidden states [T, hidden], writing their K and V to pages.
         `before_layer` is called with each one's number before it is run. `heads` attends where some lie elsewhere;
-        HeadsLostError is its."""
+        HeadsLostError is its. With `sampled_rows`, those of `batch`, only these come back; then the last of `layers` is
+        the model's."""
         self._backend.begin(batch)
         step = _Step(x.shape[0], self._rotation(batch.positions, x.dtype), heads)
         x, delta = self.ops.pad(x), None
         fused = self._fused if self._fused is not None and self._fused.takes(x) else None
+        are_sampled = False
         for run, is_whole in _runs(layers, heads, one_by_one=before_layer is not None):
             if before_layer is not None:
                 before_layer(run.start)
             if fused is not None and is_whole:
                 parts = [(self.layers[layer], self._kv(layer)) for layer in run]
-                x, delta = fused.run(x, delta, run.start, parts, step.rotation, batch)
+                wanted_rows = sampled_rows if run.stop == layers.stop else None
+                x, delta = fused.run(x, delta, run.start, parts, step.rotation, batch, wanted_rows)
+                are_sampled = wanted_rows is not None
                 continue
             for layer in run:
                 x, delta = self._layer(x, delta, layer, step)
-        return (x if delta is None else x + delta)[: step.num_rows]
+        hidden = x if delta is None else x + delta
+        if sampled_rows is None or are_sampled:
+            return hidden[: step.num_rows]
+        return rows_of(hidden[: step.num_rows], sampled_rows)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden] of the last layer -> logits [n, vocab]."""

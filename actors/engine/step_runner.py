@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from actors.engine.batch import PackedStep, StepBatch, build_batch, pack_step
+from actors.engine.batch import PackedStep, StepBatch, build_batch, pack_step, rows_of
 from actors.engine.config import EngineConfig
 from actors.engine.cuda_graphs import Capture, CudaCapture, DecodeGraphs
 from actors.engine.layer_arrival import LayerArrival
@@ -21,8 +21,9 @@ from actors.engine.step_plan import StepPlan
 class StepOutput:
     """Hidden states before the head, valid until the next step."""
 
-    hidden: torch.Tensor
-    """[T, hidden]: a row for each of the step's tokens, decodes first"""
+    hidden: torch.Tensor | None
+    """[T, hidden]: a row for each of the step's tokens, decodes first; None where nobody asked for its prompt's
+    log-probabilities, and so for other rows than the sampled ones"""
     sampled: torch.Tensor
     """[S, hidden]: the rows of the chunks that are sampled from, in the order of the chunks"""
 
@@ -52,6 +53,8 @@ class StepRunner:
         if replayed is not None:
             return self.output(*replayed)
         batch = build_batch(plan.decodes, plan.prefills, self.block_tokens, self._device)
+        if all(chunk.sequence.reuses_prefix for chunk in plan.chunks):
+            return StepOutput(None, self._model.forward_sampled(batch, self._waiting(plan)))
         return self.output(self._model.forward(batch, self._waiting(plan)), batch.sampled_rows)
 
     def lay_out(self, plan: StepPlan) -> tuple[PackedStep, StepBatch]:
@@ -74,9 +77,7 @@ class StepRunner:
 
     def output(self, hidden: torch.Tensor, sampled_rows: torch.Tensor) -> StepOutput:
         """The step's output from the last layer's hidden states [T, hidden]."""
-        # In a step of decodes alone every row is sampled from; rows rise, so as many as there are means all of them.
-        all_sampled = sampled_rows.shape[0] == hidden.shape[0]
-        return StepOutput(hidden, hidden if all_sampled else hidden.index_select(0, sampled_rows))
+        return StepOutput(hidden, rows_of(hidden, sampled_rows))
 
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         """A host tensor on the engine's device; on a CPU the same one."""

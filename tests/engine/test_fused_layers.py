@@ -50,13 +50,16 @@ def models(loaded: LoadedModel, kernels: Kernels) -> tuple[CausalModel, CausalMo
     return fused, apart
 
 
-def step(contexts: list[int], loaded: LoadedModel, prompts: list[tuple[int, int]] | None = None) -> StepBatch:
-    """Decodes of sequences of so many tokens, and prompt chunks: tokens before each and its own. Each sequence has
-    blocks of its own among the first eight."""
+def step(
+    contexts: list[int], loaded: LoadedModel, prompts: list[tuple[int, int]] | None = None, unfinished: int = 0
+) -> StepBatch:
+    """Decodes of sequences of so many tokens, and prompt chunks: tokens before each and its own. The first `unfinished`
+    prompts have more behind them. Each sequence has blocks of its own among the first eight."""
     block_tokens, free = loaded.layout.block_tokens, list(range(8))
     chunks = []
-    for before, new in [*((context - 1, 1) for context in contexts), *(prompts or [])]:
-        request = EngineRequest("r", tuple(range(before + new)), SamplingParams(max_tokens=1))
+    for index, (before, new) in enumerate([*((context - 1, 1) for context in contexts), *(prompts or [])]):
+        rest = 3 if len(contexts) <= index < len(contexts) + unfinished else 0
+        request = EngineRequest("r", tuple(range(before + new + rest)), SamplingParams(max_tokens=1))
         sequence = SequenceState(request, 0, lambda keys, tokens: [])
         sequence.num_computed = before
         sequence.block_ids = [free.pop() for _ in range(-(-(before + new) // block_tokens))]
@@ -98,6 +101,48 @@ def test_same_bits_as_operation_by_operation(
         check_same(loaded, *models(loaded, kernels), step(contexts, loaded))
     for contexts, prompts in [([], [(0, 33)]), ([20, 3], [(17, 20), (0, 5)])]:
         check_same(loaded, *models(loaded, kernels), step(contexts, loaded, prompts))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("contexts", "prompts", "unfinished"),
+    [
+        ([], [(0, 33)], 0),
+        ([], [(16, 5)], 1),
+        ([20, 3], [(17, 20), (0, 5)], 0),
+        ([7], [(3, 9), (0, 5), (30, 2)], 1),
+        ([2, 40], [(17, 20)], 1),
+    ],
+)
+def test_rows_that_are_sampled_from_alone(
+    family: str,
+    contexts: list[int],
+    prompts: list[tuple[int, int]],
+    unfinished: int,
+    family_folders: dict[str, Path],
+    make_engine: MakeEngine,
+    kernels: Kernels,
+) -> None:
+    """They are those of all rows, to the bit, and so is what is written to pages."""
+    loaded = load(family_folders[family], make_engine)
+    batch = step(contexts, loaded, prompts, unfinished)
+    assert batch.sampled_rows.shape[0] == len(contexts) + len(prompts) - unfinished
+    x = torch.randn(
+        len(batch.token_ids), loaded.spec.hidden_size, generator=torch.Generator().manual_seed(3)
+    ).bfloat16()
+    before = loaded.arena.pages.clone()
+    for wait in (None, lambda layer: None):
+        for model in models(loaded, kernels):
+            results = []
+            for rows in (None, batch.sampled_rows):
+                loaded.arena.pages.copy_(before)
+                with torch.inference_mode():
+                    layers = range(loaded.spec.num_layers)
+                    hidden = model.run_layers(x, layers, batch, wait, sampled_rows=rows)
+                results.append((hidden, loaded.arena.pages.clone()))
+            (every, pages), (sampled, pages_of_sampled) = results
+            assert torch.equal(sampled, every[batch.sampled_rows])
+            assert torch.equal(pages, pages_of_sampled)
 
 
 def test_weights_and_pages_may_come_to_lie_elsewhere(llama_folder: Path, make_engine: MakeEngine) -> None:

@@ -49,8 +49,8 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "before", "delta", "cos", "sin", "pages")),
         *((name, ctypes.c_void_p) for name in ("write_blocks", "write_offsets", "blocks", "context")),
         *((name, ctypes.c_void_p) for name in ("chunk_blocks", "chunk_rows", "chunk_context")),
-        ("seconds", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("rows", "decodes", "width", "chunks", "chunk_width")),
+        *((name, ctypes.c_void_p) for name in ("sampled", "seconds")),
+        *((name, ctypes.c_int64) for name in ("rows", "decodes", "width", "chunks", "chunk_width", "num_sampled")),
     ]
 
 
@@ -91,9 +91,12 @@ class FusedLayers:
         layers: Sequence[tuple[LayerWeights, LayerKv]],
         rotation: tuple[torch.Tensor, torch.Tensor] | None,
         batch: StepBatch,
+        sampled_rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states x + delta, each [rows, hidden], before layer `first`, and the same after the last of `layers`,
-        which are all of one instance and have all their KV heads here. Writes their K and V to pages."""
+        which are all of one instance and have all their KV heads here. Writes their K and V to pages. With
+        `sampled_rows`, those of `batch`, only these come back: the last layer does nothing else for the others than
+        their K and V."""
         for layer, (weights, kv) in enumerate(layers, first):
             self._know(layer, weights, kv)
         spec, kv = self._spec, layers[0][1]
@@ -107,12 +110,14 @@ class FusedLayers:
         )  # fmt: skip
         tensors = (
             x, before, after, cos, sin, kv.pages, batch.write_blocks, batch.write_offsets, batch.decode_blocks,
-            batch.decode_context, batch.prefill_blocks, batch.prefill_rows, batch.prefill_context, self.seconds,
+            batch.decode_context, batch.prefill_blocks, batch.prefill_rows, batch.prefill_context, sampled_rows,
+            self.seconds,
         )  # fmt: skip
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        step = _Step(*pointers, x.shape[0], *batch.decode_blocks.shape, *batch.prefill_blocks.shape)
+        num_rows = x.shape[0] if sampled_rows is None else sampled_rows.shape[0]
+        step = _Step(*pointers, x.shape[0], *batch.decode_blocks.shape, *batch.prefill_blocks.shape, num_rows)
         self._kernels.run_layers(shape, self._layers, first, len(layers), step)
-        return x, after if spec.pre_norm else None
+        return x[:num_rows], after[:num_rows] if spec.pre_norm else None
 
     def _know(self, layer: int, weights: LayerWeights, kv: LayerKv) -> None:
         known = self._known[layer]

@@ -3,6 +3,8 @@
 
 #include <time.h>
 
+#include <cstring>
+
 #include "operations.h"
 
 namespace equipoise {
@@ -32,7 +34,7 @@ class Timed {
 
 class Run {
  public:
-  Run(int set, const Shape& shape, const Step& step) : set_(set), shape_(shape), step_(step) {
+  Run(int set, const Shape& shape, const Step& step) : set_(set), shape_(shape), step_(step), rows_(step.rows) {
     thread_local Scratch memory;
     const int64_t widths[] = {shape.hidden, shape.hidden, qkv_heads() * shape.head_dim, qk_heads() * shape.head_dim,
                               shape.heads * shape.head_dim, shape.inner * (shape.gated ? 2 : 1), shape.inner};
@@ -45,6 +47,9 @@ class Run {
       next += widths[i] * step.rows;
     }
   }
+
+  // From the next layer's K and V on, only rows that are sampled from.
+  void leave_out_others() { leaves_out_ = true; }
 
   // Norms first: x and `delta` are the layer's input, and x and step.delta its output.
   void pre_norm(const Layer& l, const bf16* delta) {
@@ -69,19 +74,18 @@ class Run {
   // sum = x + delta, unless that is null, and y = norm(sum)
   void norm(const bf16* delta, bf16* sum, bf16* y, const bf16* weight, const bf16* bias) {
     const Timed timed(step_.seconds, kRows);
-    add_norm<bf16>(set_, {step_.x, delta, weight, bias, sum, y, shape_.hidden, shape_.eps, shape_.rms != 0},
-                   step_.rows);
+    add_norm<bf16>(set_, {step_.x, delta, weight, bias, sum, y, shape_.hidden, shape_.eps, shape_.rms != 0}, rows_);
   }
 
   void linear(const bf16* x, const bf16* weight, const bf16* bias, bf16* y, int64_t in, int64_t out) {
     const Timed timed(step_.seconds, kProducts);
-    multiply(set_, {x, weight, bias, y, step_.rows, in, out});
+    multiply(set_, {x, weight, bias, y, rows_, in, out});
   }
 
   // Each of some heads of the rows of q, k and v by itself, in place.
   void norm_heads(bf16* first, int64_t heads, const bf16* weight) {
     const int64_t width = shape_.head_dim;
-    for (int64_t row = 0; row < step_.rows; ++row, first += qkv_heads() * width) {
+    for (int64_t row = 0; row < rows_; ++row, first += qkv_heads() * width) {
       add_norm<bf16>(set_, {first, nullptr, weight, nullptr, nullptr, first, width, shape_.eps, true}, heads);
     }
   }
@@ -90,14 +94,14 @@ class Run {
   void attention(const Layer& l, const bf16* x) {
     const int64_t dim = shape_.head_dim, width = shape_.heads * dim;
     linear(x, l.qkv, l.qkv_bias, qkv_, shape_.hidden, qkv_heads() * dim);
-    const bf16* qk = qkv_;
+    bf16* qk = qkv_;
     int64_t qk_stride = qkv_heads() * dim;
     {
       const Timed timed(step_.seconds, kRows);
       if (l.q_norm) norm_heads(qkv_, shape_.heads, l.q_norm);
       if (l.k_norm) norm_heads(qkv_ + width, shape_.kv_heads, l.k_norm);
       if (step_.cos) {
-        rotate<bf16>(set_, {qkv_, rotated_, step_.cos, step_.sin, qk_stride, qk_heads(), dim}, step_.rows);
+        rotate<bf16>(set_, {qkv_, rotated_, step_.cos, step_.sin, qk_stride, qk_heads(), dim}, rows_);
         qk = rotated_;
         qk_stride = qk_heads() * dim;
       }
@@ -106,16 +110,37 @@ class Run {
       const Timed timed(step_.seconds, kAttention);
       const Pages pages{l.page_of, l.capacity, shape_.block_tokens, dim};
       write(pages, step_.pages, qk + width, qkv_ + qk_heads() * dim, qk_stride, qkv_heads() * dim, step_.write_blocks,
-            step_.write_offsets, step_.rows, shape_.kv_heads);
+            step_.write_offsets, rows_, shape_.kv_heads);
       const int64_t group = shape_.heads / shape_.kv_heads, decodes = step_.decodes;
       const Decode decode{pages, step_.blocks, step_.context, step_.width, shape_.kv_heads,
                           group, qk_stride, l.window, shape_.scale};
       attend<bf16>(set_, decode, {qk, step_.pages, attended_}, decodes);
       const Prompt chunk{pages, nullptr, 0, 0, shape_.kv_heads, group, qk_stride, l.window, shape_.scale};
-      attend_chunks<bf16>(set_, chunk, {qk + decodes * qk_stride, step_.pages, attended_ + decodes * width},
-                          {step_.chunk_blocks, step_.chunk_rows, step_.chunk_context, step_.chunks, step_.chunk_width});
+      if (leaves_out_) {
+        attend_last_rows(chunk, qk);
+      } else {
+        attend_chunks<bf16>(set_, chunk, {qk + decodes * qk_stride, step_.pages, attended_ + decodes * width},
+                            {step_.chunk_blocks, step_.chunk_rows, step_.chunk_context, step_.chunks, step_.chunk_width});
+      }
     }
     linear(attended_, l.o, l.o_bias, step_.delta, width, shape_.hidden);
+  }
+
+  // Of chunks that are sampled from. Brings their x and q together, behind those of the decodes.
+  void attend_last_rows(const Prompt& chunk, bf16* qk) {
+    const int64_t width = shape_.heads * shape_.head_dim, one = 1;
+    rows_ = step_.decodes;
+    int64_t last = step_.decodes - 1;
+    for (int64_t c = 0; c < step_.chunks && rows_ < step_.num_sampled; ++c) {
+      last += step_.chunk_rows[c];
+      if (step_.sampled[rows_] != last) continue;
+      bf16* const q = qk + rows_ * chunk.q_stride;
+      std::memmove(q, qk + last * chunk.q_stride, width * sizeof(bf16));
+      std::memmove(step_.x + rows_ * shape_.hidden, step_.x + last * shape_.hidden, shape_.hidden * sizeof(bf16));
+      attend_chunks<bf16>(set_, chunk, {q, step_.pages, attended_ + rows_ * width},
+                          {step_.chunk_blocks + c * step_.chunk_width, &one, step_.chunk_context + c, 1, step_.chunk_width});
+      ++rows_;
+    }
   }
 
   // step.delta = mlp(x)
@@ -131,6 +156,8 @@ class Run {
   const int set_;
   const Shape& shape_;
   const Step& step_;
+  int64_t rows_;
+  bool leaves_out_ = false;
   bf16 *normed_, *sum_, *qkv_, *rotated_, *attended_, *up_, *active_;  // each [rows, its width]
 };
 
@@ -139,6 +166,7 @@ class Run {
 void run_layers(int set, const Shape& shape, const Layer* layers, int64_t count, const Step& step) {
   Run run(set, shape, step);
   for (int64_t i = 0; i < count; ++i) {
+    if (step.sampled && i == count - 1) run.leave_out_others();
     if (shape.pre_norm) {
       run.pre_norm(layers[i], i ? step.delta : step.before);
     } else {
