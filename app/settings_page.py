@@ -114,10 +114,10 @@ _VARIABLES: tuple[tuple[str, str], ...] = (
     ),
     (
         "RAY_SERVE_ENABLE_HA_PROXY",
-        "`1`, for every process of the cluster, puts HAProxy, which `ray[serve]` brings, before the ingress replicas in "
-        "place of Serve's own proxy: a streamed token costs less on its way ([cluster.md](cluster.md#small-machines)). It "
-        "listens on all interfaces whatever `http_options.host` says, and every client seems to come from the proxy's "
-        "machine: use it with `ingress.api_keys_file` only.",
+        "`1`, for every process of the cluster, puts HAProxy, which `ray[serve]` brings, before the ingress replicas "
+        "in place of Serve's own proxy: a streamed token costs less on its way "
+        "([cluster.md](cluster.md#small-machines)). It listens on all interfaces whatever `http_options.host` says, "
+        "and every client seems to come from the proxy's machine: use it with `ingress.api_keys_file` only.",
     ),
     (
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S, RAY_SERVE_METRICS_EXPORT_INTERVAL_MS",
