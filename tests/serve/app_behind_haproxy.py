@@ -1,5 +1,5 @@
-"""An app behind HAProxy in place of Serve's own proxy. Not collected with the other tests, since a cluster has one of the
-two: `test_behind_haproxy.py` runs it by itself, in a process of its own."""
+"""An app behind HAProxy in place of Serve's own proxy. Not collected with the other tests, since a cluster has one of
+the two: `test_behind_haproxy.py` runs it by itself, in a process of its own."""
 
 from __future__ import annotations
 
