@@ -78,13 +78,13 @@ def test_calls_after_the_stop_fail_at_once(run: Run) -> None:
 
 
 def test_a_step_that_breaks_ends_its_requests_and_the_engine_goes_on(run: Run) -> None:
-    forward = run.engine.loaded.model.forward
+    forward = run.engine.loaded.model.forward_sampled
 
     def broken(*arguments: object, **more: object) -> torch.Tensor:
-        run.engine.loaded.model.forward = forward  # type: ignore[method-assign]
+        run.engine.loaded.model.forward_sampled = forward  # type: ignore[method-assign]
         raise MemoryError("no memory for the activations")
 
-    run.engine.loaded.model.forward = broken  # type: ignore[method-assign]
+    run.engine.loaded.model.forward_sampled = broken  # type: ignore[method-assign]
     run.thread.call(lambda engine: engine.add(run.request("a")))
     assert run.ended.wait(LIMIT_S)
     assert run.events[-1].finish_reason == FINISH_ERROR

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def test_every_overlay_of_a_measurement_holds(overlay: Path) -> None:
     base = "local-2p1d.yaml" if overlay.name.startswith("zipf") else "local.yaml"
     settings = read_serve_config(FOLDER / base, overlay).settings
     assert settings.engine.dtype == "bfloat16"
-    assert settings.store.share_prefixes == ("local" not in overlay.name)
-    assert (settings.ingress.dispatch.policy == "load_aware") == settings.store.share_prefixes
+    assert settings.store.share_prefixes == (not re.search("local|alone", overlay.name))
+    if overlay.name.startswith("zipf"):  # which compare two ways to dispatch
+        assert (settings.ingress.dispatch.policy == "load_aware") == settings.store.share_prefixes
 
 
 @pytest.mark.parametrize("overlay", OF_MOVES, ids=lambda path: path.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.engine.batch import StepBatch, rows_of
 from actors.engine.engine import Engine
 from actors.engine.request import EngineRequest
 from migrate.placement import Placement
@@ -35,8 +36,14 @@ def test_layers_elsewhere_give_the_same_hidden_states_and_tokens(
 ) -> None:
     folder = family_folders[family]
     alone = make_engine(folder, **CHUNKED)
-    alone_hidden, runner_run = [], alone._runner.run
-    alone._runner.run = lambda plan: (out := runner_run(plan), alone_hidden.append(out.hidden.clone()))[0]  # type: ignore[method-assign]
+    alone_hidden, model = [], alone.loaded.model
+
+    def of_all_rows(batch: StepBatch, before_layer: Callable[[int], None] | None = None) -> torch.Tensor:
+        hidden = model.forward(batch, before_layer)
+        alone_hidden.append(hidden.clone())
+        return rows_of(hidden, batch.sampled_rows)
+
+    model.forward_sampled = of_all_rows  # type: ignore[method-assign]
     expected = run_prompts(alone, PROMPTS, greedy(20))
 
     pair = TwoWorkers(make_engine(folder, **CHUNKED), bare_host(make_engine, folder, [1, 2], kv_cache_blocks=512))

@@ -113,14 +113,14 @@ def test_a_request_is_computed_while_its_layers_arrive(
     incoming = LayerArrival(timeout_s=60.0)
     assert engine.arriving("late", PREFIX_TOKENS, incoming)
     fetcher = Fetcher(engine, source, fetch, incoming, source.num_layers)
-    plain_forward = engine.loaded.model.forward
+    plain_forward = engine.loaded.model.forward_sampled
 
     def forward(*arguments: object) -> object:
         fetcher.start()  # nothing is there before the step has begun
-        engine.loaded.model.forward = plain_forward  # type: ignore[method-assign]
+        engine.loaded.model.forward_sampled = plain_forward  # type: ignore[method-assign]
         return plain_forward(*arguments)  # type: ignore[arg-type]
 
-    engine.loaded.model.forward = forward  # type: ignore[method-assign,assignment]
+    engine.loaded.model.forward_sampled = forward  # type: ignore[method-assign,assignment]
     answers, events = run(engine)
     fetcher.join()
     assert answers == {name: tokens for name, tokens in expected.items() if with_other or name == "late"}

@@ -144,7 +144,7 @@ def test_a_step_that_fails_leaves_a_mark_behind_what_it_gave_the_device(
     def forward(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine.loaded.model, "forward", forward)
+    monkeypatch.setattr(engine.loaded.model, "forward_sampled", forward)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.step()
     engine.fail_all("broken")
