@@ -28,6 +28,7 @@ from actors.engine.config import EngineConfig
 from actors.engine.device_memory import zeroed_memory
 from actors.engine.engine import Engine
 from actors.engine.kernels.fused_layers import PARTS, FusedLayers
+from actors.engine.kernels.library import load_kernels
 from actors.engine.loading import load_model
 from actors.engine.request import EngineRequest, SamplingParams
 from actors.model_source import ensure_default_model
@@ -132,6 +133,12 @@ class ProfiledEngine:
         self.loaded = load_model(folder, config)
         self.engine = Engine(self.loaded, config)
         self._seeds = itertools.count()
+
+    @property
+    def kernels_name(self) -> str:
+        """What the engine computes with."""
+        kernels = load_kernels() if self.loaded.backend_name == "native" else None
+        return "torch's operators" if kernels is None else f"our kernels with {kernels.instructions.name}"
 
     def floor(self) -> Floor:
         """Measures the rates."""
@@ -249,7 +256,7 @@ def main() -> None:
         figures_s = (step_s, floor.seconds(case), *(parts[part] for part in _PARTS))
         rows.append((case.name, *(f"{1e3 * seconds:.2f}" for seconds in figures_s)))
     print(
-        f"kernels {arguments.kernels}, {floor.weight_bytes / 1e6:.0f} MB of weights, reads of "
+        f"{profiled.kernels_name}, {floor.weight_bytes / 1e6:.0f} MB of weights, reads of "
         f"{floor.bytes_per_s / 1e9:.1f} GB/s, products of {floor.flop_per_s / 1e9:.0f} GFLOP/s\n"
     )
     print("\n".join(table(("CPU ms a step", "step", "floor", *_PARTS), rows)))

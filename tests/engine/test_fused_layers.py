@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -51,14 +52,18 @@ def models(loaded: LoadedModel, kernels: Kernels) -> tuple[CausalModel, CausalMo
 
 
 def step(
-    contexts: list[int], loaded: LoadedModel, prompts: list[tuple[int, int]] | None = None, unfinished: int = 0
+    contexts: list[int],
+    loaded: LoadedModel,
+    prompts: list[tuple[int, int]] | None = None,
+    unfinished: Container[int] = (),
 ) -> StepBatch:
-    """Decodes of sequences of so many tokens, and prompt chunks: tokens before each and its own. The first `unfinished`
-    prompts have more behind them. Each sequence has blocks of its own among the first eight."""
+    """Decodes of sequences of so many tokens, and prompt chunks: tokens before each and its own. Those at the places
+    `unfinished`, decodes first, have more tokens behind them. Each sequence has blocks of its own among the first
+    eight."""
     block_tokens, free = loaded.layout.block_tokens, list(range(8))
     chunks = []
     for index, (before, new) in enumerate([*((context - 1, 1) for context in contexts), *(prompts or [])]):
-        rest = 3 if len(contexts) <= index < len(contexts) + unfinished else 0
+        rest = 3 if index in unfinished else 0
         request = EngineRequest("r", tuple(range(before + new + rest)), SamplingParams(max_tokens=1))
         sequence = SequenceState(request, 0, lambda keys, tokens: [])
         sequence.num_computed = before
@@ -107,18 +112,21 @@ def test_same_bits_as_operation_by_operation(
 @pytest.mark.parametrize(
     ("contexts", "prompts", "unfinished"),
     [
-        ([], [(0, 33)], 0),
-        ([], [(16, 5)], 1),
-        ([20, 3], [(17, 20), (0, 5)], 0),
-        ([7], [(3, 9), (0, 5), (30, 2)], 1),
-        ([2, 40], [(17, 20)], 1),
+        ([], [(0, 33)], []),
+        ([], [(16, 5)], [0]),
+        ([20, 3], [(17, 20), (0, 5)], []),
+        ([7], [(3, 9), (0, 5), (30, 2)], [1]),
+        ([2, 40], [(17, 20)], [2]),
+        ([1, 9], [(0, 7)], [0]),  # a prompt's first token alone is laid out as a decode
+        ([9, 1, 5, 1], [(0, 4), (2, 7), (0, 3)], [1, 3, 5]),
+        ([1], [], [0]),
     ],
 )
 def test_rows_that_are_sampled_from_alone(
     family: str,
     contexts: list[int],
     prompts: list[tuple[int, int]],
-    unfinished: int,
+    unfinished: list[int],
     family_folders: dict[str, Path],
     make_engine: MakeEngine,
     kernels: Kernels,
@@ -126,7 +134,7 @@ def test_rows_that_are_sampled_from_alone(
     """They are those of all rows, to the bit, and so is what is written to pages."""
     loaded = load(family_folders[family], make_engine)
     batch = step(contexts, loaded, prompts, unfinished)
-    assert batch.sampled_rows.shape[0] == len(contexts) + len(prompts) - unfinished
+    assert batch.sampled_rows.shape[0] == len(contexts) + len(prompts) - len(unfinished)
     x = torch.randn(
         len(batch.token_ids), loaded.spec.hidden_size, generator=torch.Generator().manual_seed(3)
     ).bfloat16()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tests.engine_driver import greedy, make_prompt, run_prompts
 
 HALF_ULP = 2.0**-8
 """Of bfloat16's eight bits, relative to the number."""
+ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: HALF_ULP}
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -188,3 +191,30 @@ def test_engine_with_kernels_gives_the_tokens_of_one_without(
     native, plain = (make_engine(family_folders[family], kernels=name) for name in ("auto", "torch"))
     assert (native.loaded.backend_name, plain.loaded.backend_name) == ("native", "torch")
     assert run_prompts(native, prompts, greedy(16)) == run_prompts(plain, prompts, greedy(16))
+
+
+_FORKED = """
+import os, torch
+from actors.engine.kernels.library import load_kernels
+kernels = load_kernels()
+torch.set_num_threads(2)
+x, weight = torch.randn(40, 512).bfloat16(), torch.randn(2048, 512).bfloat16()
+
+
+def product():  # compared as bytes: OpenMP, which torch compares with, has threads that do not outlive a fork
+    return kernels.product(x, weight, None).view(torch.int16).numpy().tobytes()
+
+
+expected = product()
+for _ in range(20):
+    if (child := os.fork()) == 0:
+        os._exit(product() != expected)
+    assert os.waitpid(child, 0)[1] == 0
+    assert product() == expected
+"""
+
+
+def test_a_forked_process_computes_too(kernels: Kernels) -> None:
+    """It has none of the helpers of the process that it comes from."""
+    done = subprocess.run([sys.executable, "-c", _FORKED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -117,7 +117,7 @@ class Run {
       attend<bf16>(set_, decode, {qk, step_.pages, attended_}, decodes);
       const Prompt chunk{pages, nullptr, 0, 0, shape_.kv_heads, group, qk_stride, l.window, shape_.scale};
       if (leaves_out_) {
-        attend_last_rows(chunk, qk);
+        keep_sampled(chunk, qk);
       } else {
         attend_chunks<bf16>(set_, chunk, {qk + decodes * qk_stride, step_.pages, attended_ + decodes * width},
                             {step_.chunk_blocks, step_.chunk_rows, step_.chunk_context, step_.chunks, step_.chunk_width});
@@ -126,17 +126,24 @@ class Run {
     linear(attended_, l.o, l.o_bias, step_.delta, width, shape_.hidden);
   }
 
-  // Of chunks that are sampled from. Brings their x and q together, behind those of the decodes.
-  void attend_last_rows(const Prompt& chunk, bf16* qk) {
+  // Brings what is sampled from together, once decodes have attended: of these, all but a longer prompt's first token, and
+  // the last row of chunks, which attends here.
+  void keep_sampled(const Prompt& chunk, bf16* qk) {
     const int64_t width = shape_.heads * shape_.head_dim, one = 1;
-    rows_ = step_.decodes;
+    const auto move = [](bf16* first, int64_t stride, int64_t numbers, int64_t from, int64_t to) {
+      std::memmove(first + to * stride, first + from * stride, numbers * sizeof(bf16));
+    };
+    for (rows_ = 0; rows_ < step_.num_sampled && step_.sampled[rows_] < step_.decodes; ++rows_) {
+      move(step_.x, shape_.hidden, shape_.hidden, step_.sampled[rows_], rows_);
+      move(attended_, width, width, step_.sampled[rows_], rows_);
+    }
     int64_t last = step_.decodes - 1;
     for (int64_t c = 0; c < step_.chunks && rows_ < step_.num_sampled; ++c) {
       last += step_.chunk_rows[c];
       if (step_.sampled[rows_] != last) continue;
-      bf16* const q = qk + rows_ * chunk.q_stride;
-      std::memmove(q, qk + last * chunk.q_stride, width * sizeof(bf16));
-      std::memmove(step_.x + rows_ * shape_.hidden, step_.x + last * shape_.hidden, shape_.hidden * sizeof(bf16));
+      move(step_.x, shape_.hidden, shape_.hidden, last, rows_);
+      move(qk, chunk.q_stride, width, last, rows_);
+      const bf16* const q = qk + rows_ * chunk.q_stride;
       attend_chunks<bf16>(set_, chunk, {q, step_.pages, attended_ + rows_ * width},
                           {step_.chunk_blocks + c * step_.chunk_width, &one, step_.chunk_context + c, 1, step_.chunk_width});
       ++rows_;
@@ -148,7 +155,7 @@ class Run {
     linear(x, l.up, l.up_bias, up_, shape_.hidden, shape_.inner * (shape_.gated ? 2 : 1));
     {
       const Timed timed(step_.seconds, kRows);
-      activate<bf16>(set_, {up_, active_, shape_.inner, Activation(shape_.function), shape_.gated != 0}, step_.rows);
+      activate<bf16>(set_, {up_, active_, shape_.inner, Activation(shape_.function), shape_.gated != 0}, rows_);
     }
     linear(active_, l.down, l.down_bias, step_.delta, shape_.inner, shape_.hidden);
   }

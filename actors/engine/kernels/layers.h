@@ -31,8 +31,8 @@ struct Step {
   const int64_t *write_blocks, *write_offsets;                // [rows]
   const int64_t *blocks, *context;                            // see Decode
   const int64_t *chunk_blocks, *chunk_rows, *chunk_context;  // see Chunks
-  // Rows [sampled] that the last layer goes on with once it has all rows' K and V, or null: all of them. Rising; all
-  // decodes, and of a chunk its last one or none. They come to lie one behind the other in x and delta.
+  // Rows [sampled] that the last layer goes on with once it has all rows' K and V, or null: all of them. Rising; of
+  // decodes any, and of a chunk its last one or none. They come to lie one behind the other in x and delta.
   const int64_t* sampled;
   double* seconds;  // null, or CPU seconds to add to: of products, of attention, of the rest
   int64_t rows, decodes, width, chunks, chunk_width, num_sampled;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace equipoise {
@@ -36,16 +37,21 @@ struct Job {
 // and withdraws the job when there are none left, waits for those alone that have one: never for a helper that sleeps.
 class Team {
  public:
-  // Lives as long as the process: helpers are never ended.
+  // Lives as long as the process: helpers are never ended. A forked process has none of them, and begins anew.
   static Team& of_process() {
-    static Team* const team = new Team;
+    static Team* team = new Team;
+    static const int forked = pthread_atfork(nullptr, nullptr, [] { team = new Team; });
+    (void)forked;
     return *team;
   }
 
   bool do_together(Job& job) {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return false;
-    for (; helpers_ + 1 < job.threads; ++helpers_) std::thread([this, number = helpers_] { help(number); }).detach();
+    try {
+      for (; helpers_ + 1 < job.threads; ++helpers_) std::thread([this, number = helpers_] { help(number); }).detach();
+    } catch (const std::system_error&) {  // no more threads to be had: those there are share the pieces
+    }
     job_.store(&job);
     calls_.fetch_add(1);
     calls_.notify_all();
