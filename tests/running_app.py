@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -84,3 +85,11 @@ def small_roles(prefill: int = 1, decode: int = 1) -> dict[str, Any]:
         "monolithic": {"num_cpus": 0.1},
         "ingress": {"num_cpus": 0.1},
     }
+
+
+def free_port() -> int:
+    """One of this machine that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -17,26 +16,13 @@ from ray.cluster_utils import Cluster
 
 from app.builder import build
 from tests.app_insides import reported
-from tests.asked import SERVED, Asked, ask
+from tests.asked import Asked, ask
 from tests.engine_driver import make_prompt
-from tests.running_app import APP_NAME, START_LIMIT_S, RunningApp, small_roles, wait_until
+from tests.running_app import APP_NAME, START_LIMIT_S, RunningApp, free_port, wait_until
+from tests.serve.own_cluster import ONE_PAIR
 
-ARGS = {
-    "model": "random/llama-8x8",
-    "served_model_name": SERVED,
-    "engine": {"dtype": "float32", "block_tokens": 16, "kv_cache_blocks": 256, "max_batch_tokens": 256},
-    "store": {"dram_gib": 0.01},
-    **small_roles(),
-}
 ANSWER_TOKENS = 20
 AT_ONCE = 8
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +39,7 @@ def app() -> Iterator[RunningApp]:
     try:
         port = free_port()
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(ARGS), name=APP_NAME, route_prefix="/")
+        serve.run(build(ONE_PAIR), name=APP_NAME, route_prefix="/")
         running = RunningApp(f"http://127.0.0.1:{port}")
         wait_until(lambda: is_reached(running), START_LIMIT_S, "HAProxy did not pass requests on")
         yield running

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,20 +18,13 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from ray.util.state import list_tasks
 
 from app.builder import build
-from tests.asked import SERVED, ask
+from tests.asked import ask
 from tests.engine_driver import make_prompt
-from tests.running_app import APP_NAME, START_LIMIT_S, RunningApp, small_roles, wait_until
-from tests.serve.own_cluster import ROOT
+from tests.running_app import APP_NAME, START_LIMIT_S, RunningApp, free_port, wait_until
+from tests.serve.own_cluster import ONE_PAIR, ROOT
 from tests.tuning.job.job_runs import arguments, found_by, make_files, run
 from tuning.report.summary_file import read_summary
 
-ARGS = {
-    "model": "random/llama-8x8",
-    "served_model_name": SERVED,
-    "engine": {"dtype": "float32", "block_tokens": 16, "kv_cache_blocks": 256, "max_batch_tokens": 256},
-    "store": {"dram_gib": 0.01},
-    **small_roles(),
-}
 ANSWER_TOKENS = 20
 WRITTEN = {"study.journal", "inputs.json", "front.parquet", "ttl_policy.json", "serve_config.yaml", "report.html"}
 
@@ -52,13 +44,6 @@ def cluster() -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def takes_jobs(jobs: JobSubmissionClient) -> bool:
     """Whether a node's agent is there to run jobs, which it is a while after the dashboard. Leaves none
     that runs."""
@@ -75,7 +60,7 @@ def takes_jobs(jobs: JobSubmissionClient) -> bool:
 def test_answers_keep_coming(cluster: Cluster, tmp_path: Path) -> None:
     port = free_port()
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-    serve.run(build(ARGS), name=APP_NAME, route_prefix="/")
+    serve.run(build(ONE_PAIR), name=APP_NAME, route_prefix="/")
     app = RunningApp(f"http://127.0.0.1:{port}")
     app.wait_healthy()
     prompt = make_prompt(40, 1, vocab=250)

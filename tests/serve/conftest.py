@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from app.serve_config import GRPC_SERVICER
 from tests.keyed_app import KeyedApp, Keys, deployed_with_keys
 from tests.openai_app import ARGS as openai_app_args
 from tests.openai_app import OpenAIApp
-from tests.running_app import APP_NAME, Deploy, RunningApp
+from tests.running_app import APP_NAME, Deploy, RunningApp, free_port
 
 if TYPE_CHECKING:
     from tests.reference_text import ReferenceText
@@ -42,13 +41,6 @@ def shared_app(item: pytest.Item) -> int:
 class Ports:
     http: int
     grpc: int
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.asked import SERVED
+from tests.running_app import small_roles
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 400.0
+ONE_PAIR = {
+    "model": "random/llama-8x8",
+    "served_model_name": SERVED,
+    "engine": {"dtype": "float32", "block_tokens": 16, "kv_cache_blocks": 256, "max_batch_tokens": 256},
+    "store": {"dram_gib": 0.01},
+    **small_roles(),
+}
+"""Settings of an app with a prefill and a decode worker, for such a file."""
 
 
 def run_tests(file: Path, expected: str) -> None:
