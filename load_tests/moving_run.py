@@ -80,7 +80,7 @@ async def fleet_of(desk: Desk, model: str) -> Fleet:
     from actors.engine.model_spec import read_model_spec
     from actors.model_source import resolve_model
 
-    status = await desk.status()
+    status = await desk.first_status()
     if status["automatic"]:
         raise NotFitError("moves are made automatically: set moves.automatic: false")
     if any(status["modules_away"].values()) or status["under_way"]:

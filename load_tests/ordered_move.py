@@ -9,7 +9,7 @@ from typing import Any
 
 from load_tests.driver import clock_s
 from migrate.controller_view import move_view
-from migrate.ctl.client import Client, RefusedError, UnreachableError
+from migrate.ctl.client import Client, NotYetError, RefusedError, UnreachableError
 from migrate.moves import Move
 
 _ASK_EVERY_S = 0.25
@@ -52,6 +52,18 @@ class Desk:
     async def status(self) -> Json:
         """What `GET /debug/moves` answers."""
         return await asyncio.to_thread(self._client.get, "/debug/moves")
+
+    async def first_status(self) -> Json:
+        """The same of an application that may have started just now: its controller knows of no worker before it has
+        asked once. Whatever else is wrong is raised at once."""
+        begun_s = clock_s()
+        while True:
+            try:
+                return await self.status()
+            except NotYetError:
+                if clock_s() - begun_s > self._limit_s:
+                    raise
+                await asyncio.sleep(_ASK_EVERY_S)
 
     async def status_of(self, workers: Collection[str]) -> Json:
         """The same, once it has what each of these says of itself: a worker in a long step may be late. Raises

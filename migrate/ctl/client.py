@@ -24,6 +24,10 @@ class UnreachableError(Exception):
     """There is no answer to be had: no application, a wrong key, nothing that moves, or not yet."""
 
 
+class NotYetError(UnreachableError):
+    """The application is there and has no answer now: its controller starts, or waits for its workers."""
+
+
 class Client:
     """One application.
 
@@ -60,7 +64,8 @@ class Client:
                 raise RefusedError(message) from error
             if error.code in (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
                 raise BadRequestError(message) from error
-            raise UnreachableError(f"{self._url} answers {error.code}: {message}") from error
+            unanswered = NotYetError if error.code == HTTPStatus.SERVICE_UNAVAILABLE else UnreachableError
+            raise unanswered(f"{self._url} answers {error.code}: {message}") from error
         except (OSError, ValueError) as error:  # no connection, no answer in time; no JSON
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise UnreachableError(f"{self._url} does not answer as it should: {reason}") from error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from load_tests.ordered_move import Desk, Made, MovesStuckError
-from migrate.ctl.client import UnreachableError
+from migrate.ctl.client import NotYetError, UnreachableError
 from migrate.moves import LayerMove
 
 MOVE = LayerMove("a", 1, 2, "a", "b")
@@ -105,3 +105,14 @@ def test_an_application_in_which_nothing_moves(routes: Routes) -> None:
     routes.gets = [(404, {"error": {"message": "Nothing moves in mode 'static'"}})]
     with pytest.raises(UnreachableError, match="Nothing moves in mode 'static'"):
         asyncio.run(desk(routes).status())
+
+
+def test_an_application_that_has_just_started_is_waited_for_but_not_one_that_refuses(routes: Routes) -> None:
+    routes.gets = [(503, {"error": {"message": "no worker has told yet"}}), (200, {"under_way": []})]
+    assert asyncio.run(desk(routes).first_status()) == {"under_way": []}
+    routes.gets = [(503, {"error": {"message": "no worker has told yet"}})]
+    with pytest.raises(NotYetError, match="no worker has told yet"):
+        asyncio.run(desk(routes, 0.01).first_status())
+    routes.gets = [(401, {"error": {"message": "a key is needed"}}), (200, {"under_way": []})]
+    with pytest.raises(UnreachableError, match="a key is needed"):
+        asyncio.run(desk(routes).first_status())
