@@ -9,6 +9,7 @@ Pure: no clock, no I/O. `load_tests.driver` carries a plan out.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,17 +41,19 @@ def closed_loop(requests: int, in_flight: int) -> ArrivalPlan:
     return ArrivalPlan(due_s=(0.0,) * requests, max_in_flight=in_flight)
 
 
-def poisson(requests: int, rate_per_s: float, seed: int | str) -> ArrivalPlan:
-    """An open loop with independent exponential gaps of mean `1 / rate_per_s`, the same for the same seed."""
+def at_rate(requests: int, rate_per_s: float, seed: int | str, burstiness: float = 1.0) -> ArrivalPlan:
+    """An open loop with independent gaps of mean `1 / rate_per_s`, the same for the same seed.
+
+    Gaps are gamma-distributed of shape `burstiness`, as those of vLLM's `--burstiness`: 1 is a Poisson process, less
+    comes in bursts (the gaps' deviation is `burstiness ** -0.5` of their mean), more is more regular.
+    """
     if rate_per_s <= 0:
         raise ValueError(f"arrival rate is {rate_per_s} requests/s, must be above 0")
+    if burstiness <= 0:
+        raise ValueError(f"burstiness is {burstiness}, must be above 0; 1 is a Poisson process, less comes in bursts")
     rng = random.Random(f"arrivals/{seed}")
-    due_s: list[float] = []
-    now_s = 0.0
-    for _ in range(requests):
-        now_s += rng.expovariate(rate_per_s)
-        due_s.append(now_s)
-    return ArrivalPlan(tuple(due_s))
+    gaps_s = (rng.gammavariate(burstiness, 1 / (rate_per_s * burstiness)) for _ in range(requests))
+    return ArrivalPlan(tuple(itertools.accumulate(gaps_s)))
 
 
 def at_times(times_s: Sequence[float]) -> ArrivalPlan:

@@ -67,9 +67,16 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     add_token_ids_option(load)
     load.add_argument("--warm-up", type=int, default=4, help="unmeasured requests before each workload (default 4)")
 
-    arrivals = parser.add_argument_group("arrivals").add_mutually_exclusive_group()
+    group = parser.add_argument_group("arrivals")
+    group.add_argument("--duration-s", type=float, help="with --rate: as many requests as arrive in so long")
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, help="with --rate: 1 is a Poisson process (default), less is burstier"
+    )
+    arrivals = group.add_mutually_exclusive_group()
     arrivals.add_argument("--in-flight", type=int, default=16, help="closed loop: requests in flight (default 16)")
-    arrivals.add_argument("--rate", type=float, help="open loop: Poisson arrivals per second")
+    arrivals.add_argument(
+        "--rate", type=float, nargs="+", help="open loop: arrivals per second; several: each workload at each of them"
+    )
     arrivals.add_argument("--times", type=Path, help="open loop: a file with one arrival time in seconds per line")
 
     judged = parser.add_argument_group("judgement")
@@ -146,7 +153,8 @@ def workloads_from(arguments: argparse.Namespace) -> list[Workload]:
             )
         else:
             workload = WORKLOADS[name]
-        chosen.append(workload.scaled(arguments.scale))
+        workload = workload.scaled(arguments.scale)
+        chosen += [workload] if arguments.rate is None else workload.at_rates(arguments.rate, arguments.duration_s)
     return chosen
 
 
@@ -162,11 +170,18 @@ def load_options_from(arguments: argparse.Namespace) -> LoadOptions:
         raise ValueError(
             f"--in-flight is {arguments.in_flight} (at least 1), --warm-up is {arguments.warm_up} (at least 0)"
         )
-    if arguments.rate is not None and arguments.rate <= 0:
-        raise ValueError(f"--rate is {arguments.rate}, must be above 0")
+    if arguments.rate is None and (arguments.duration_s is not None or arguments.burstiness != 1):
+        raise ValueError("--duration-s and --burstiness are of arrivals at a rate; give --rate too")
+    if arguments.rate is not None:
+        if min(arguments.rate, default=0) <= 0 or len(set(arguments.rate)) < len(arguments.rate):
+            raise ValueError(f"--rate is {arguments.rate}; give rates above 0, each once")
+        if arguments.burstiness <= 0 or (arguments.duration_s is not None and arguments.duration_s <= 0):
+            raise ValueError(
+                f"--burstiness is {arguments.burstiness}, --duration-s {arguments.duration_s}; both must be above 0"
+            )
     return LoadOptions(
         in_flight=arguments.in_flight,
-        rate_per_s=arguments.rate,
+        burstiness=arguments.burstiness,
         times_s=None if arguments.times is None else read_times(arguments.times),
         prompt_kind=arguments.prompt,
         token_ids=range(*arguments.token_ids),

@@ -39,7 +39,7 @@ from kv.directory_actor import DirectoryActor
 from kv.directory_client import DirectoryClient
 from kv.exit_status import status_of
 from kv.keys import KEY_BYTES
-from load_tests.arrivals import poisson
+from load_tests.arrivals import at_rate
 from load_tests.block_forest import BlockForest
 from load_tests.command_line import add_save_options, save
 from load_tests.driver import clock_s, drive
@@ -105,7 +105,7 @@ class LoadedDirectory:
 
     def measure(self, kind: str, rate_per_s: float, seconds: float, seed: int) -> Window:
         """Lookups, or bare calls, at a rate for so long."""
-        plan = poisson(max(1, round(rate_per_s * seconds)), rate_per_s, seed)
+        plan = at_rate(max(1, round(rate_per_s * seconds)), rate_per_s, seed)
         prompts = self.prompts(len(plan.due_s))
         hits: list[float] = []
         readers = [DirectoryClient(self._shards) for _ in range(_READERS)]

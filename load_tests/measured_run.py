@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from load_tests.arrivals import ArrivalPlan, at_times, closed_loop, poisson
+from load_tests.arrivals import ArrivalPlan, at_rate, at_times, closed_loop
 from load_tests.client import Api, CompletionClient
 from load_tests.cpu_time import LOAD_GENERATOR, CpuMeter, CpuUsage
 from load_tests.driver import drive
@@ -29,7 +29,8 @@ class LoadOptions:
     """How to load a server, whichever workload it is."""
 
     in_flight: int = 16
-    rate_per_s: float | None = None
+    burstiness: float = 1.0
+    """Of arrivals at a rate."""
     times_s: tuple[float, ...] | None = None
     prompt_kind: PromptKind = "ids"
     token_ids: range = DEFAULT_TOKEN_IDS
@@ -52,8 +53,8 @@ class LoadOptions:
         if workload.in_flight is None:
             if self.times_s is not None:
                 return at_times(self.times_s)
-            if self.rate_per_s is not None:
-                return poisson(workload.requests, self.rate_per_s, seed)
+            if workload.rate_per_s is not None:
+                return at_rate(workload.requests, workload.rate_per_s, seed, self.burstiness)
         return self.closed_loop(workload)
 
     def closed_loop(self, workload: Workload) -> ArrivalPlan:
@@ -67,8 +68,9 @@ class LoadOptions:
         if workload.in_flight is None:
             if self.times_s is not None:
                 return "at given times"
-            if self.rate_per_s is not None:
-                return f"poisson {self.rate_per_s:g}/s"
+            if workload.rate_per_s is not None:
+                kind = "poisson" if self.burstiness == 1 else f"burstiness {self.burstiness:g}"
+                return f"{kind} {workload.rate_per_s:g}/s"
         return f"{self.in_flight_of(workload)} in flight"
 
     def client(self, base_url: str, model: str) -> CompletionClient:

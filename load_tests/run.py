@@ -124,8 +124,8 @@ def _offer(workload: Workload, options: LoadOptions) -> str:
     if workload.swing is not None:
         other = workload.swing.other
         text += f", in turns with others of {other.prompt_tokens} and {other.output_tokens}"
-    if options.rate_per_s is not None:
-        text += f", offered: {number(options.rate_per_s * workload.output_tokens)} output tokens/s"
+    if workload.rate_per_s is not None:
+        text += f", offered: {number(workload.rate_per_s * workload.output_tokens)} output tokens/s"
     return text
 
 

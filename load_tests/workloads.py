@@ -14,6 +14,7 @@ import heapq
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -65,6 +66,8 @@ class Workload:
     """Requests of another shape that come in turns with these; `requests` counts both."""
     in_flight: int | None = field(default=None, repr=False)
     """Requests at a time in a closed loop, whatever others have; None: as many as the run says."""
+    rate_per_s: float | None = field(default=None, repr=False)
+    """Requests that arrive in a second, in an open loop; None: a closed loop, or given times."""
 
     def __post_init__(self) -> None:
         for name in ("requests", "unique_tokens", "output_tokens"):
@@ -77,6 +80,8 @@ class Workload:
             )
         if self.in_flight is not None and self.in_flight < 1:
             raise ValueError(f"workload {self.name!r}: {self.in_flight} requests in flight; give at least 1")
+        if self.rate_per_s is not None and not 0 < self.rate_per_s < math.inf:
+            raise ValueError(f"workload {self.name!r}: rate is {self.rate_per_s} requests/s, must be above 0")
         if self.swing is not None and (self.swing.stretch < 1 or self.swing.other.swing is not None):
             raise ValueError(
                 f"workload {self.name!r}: stretches of {self.swing.stretch} requests; give at least 1, and another "
@@ -103,6 +108,18 @@ class Workload:
         if factor <= 0:
             raise ValueError(f"scale is {factor}, must be above 0")
         return replace(self, requests=max(1, round(self.requests * factor)))
+
+    def at_rates(self, rates_per_s: Sequence[float], duration_s: float | None) -> list[Workload]:
+        """The same shape arriving at each of these rates, named after it where there are several; with `duration_s`, as
+        many requests as are to be expected in so long. One that has its own number in flight keeps to that."""
+        if self.in_flight is not None:
+            return [self]
+        loads = []
+        for rate_per_s in rates_per_s:
+            name = self.name if len(rates_per_s) == 1 else f"{self.name} {rate_per_s:g}/s"
+            requests = self.requests if duration_s is None else max(1, round(rate_per_s * duration_s))
+            loads.append(replace(self, name=name, requests=requests, rate_per_s=rate_per_s))
+        return loads
 
 
 def working_set(
@@ -152,6 +169,10 @@ WORKLOADS: dict[str, Workload] = {
         Workload("decode-heavy", requests=64, unique_tokens=64, output_tokens=128),
         Workload("balanced", requests=48, unique_tokens=256, output_tokens=64),
         Workload("shared-prefix", requests=60, unique_tokens=32, output_tokens=32, prefixes=6, prefix_tokens=768),
+        # As long as instructions and their answers in Alpaca's data are.
+        Workload("short", requests=240, unique_tokens=40, output_tokens=64),
+        # What a context of 2,048 tokens takes.
+        Workload("long", requests=24, unique_tokens=1920, output_tokens=64),
         Workload(ONE_AT_A_TIME, requests=8, unique_tokens=64, output_tokens=128, in_flight=1),
         working_set(POOL_TOKENS, POOL_MULTIPLE),
         # On two cores each stretch takes some 30 s.

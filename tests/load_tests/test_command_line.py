@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.arrivals import at_rate
 from load_tests.command_line import add_load_options, load_options_from, read_times, seed_from, workloads_from
 from load_tests.metrics import ServiceLevel
 from load_tests.workloads import WORKLOADS, Workload
@@ -27,10 +28,11 @@ def test_named_workloads_that_need_no_priming_by_default_in_closed_loop() -> Non
 
 @pytest.mark.parametrize("arrivals", [(), ("--in-flight", "4"), ("--rate", "2")])
 def test_a_load_of_one_request_at_a_time_is_that_whatever_others_are(arrivals: tuple[str, ...]) -> None:
-    options, workload = load_options_from(parse(*arrivals)), WORKLOADS["one-at-a-time"]
+    arguments = parse("-w", "one-at-a-time", "balanced", *arrivals)
+    options, (workload, other) = load_options_from(arguments), workloads_from(arguments)
     assert options.plan(workload, seed=1).max_in_flight == 1
     assert options.arrivals(workload) == "1 in flight"
-    assert options.plan(WORKLOADS["balanced"], seed=1).max_in_flight != 1
+    assert options.plan(other, seed=1).max_in_flight != 1
 
 
 def test_chosen_workloads_are_scaled_and_never_run_twice() -> None:
@@ -64,7 +66,11 @@ def test_a_prefix_longer_than_the_prompt_is_refused() -> None:
 
 
 def test_open_loops(tmp_path: Path) -> None:
-    assert load_options_from(parse("--rate", "2")).plan(WORKLOADS["balanced"], seed=1).is_open_loop
+    arguments = parse("-w", "balanced", "--rate", "2", "--burstiness", "0.5")
+    options, (workload,) = load_options_from(arguments), workloads_from(arguments)
+    assert (workload.name, workload.requests) == ("balanced", 48)
+    assert options.plan(workload, seed=1) == at_rate(48, 2.0, 1, burstiness=0.5)
+    assert options.arrivals(workload) == "burstiness 0.5 2/s"
     times = tmp_path / "times"
     times.write_text("0.5\n\n1\n")
     options = load_options_from(parse("--times", str(times)))
@@ -72,6 +78,19 @@ def test_open_loops(tmp_path: Path) -> None:
     assert options.shaped(WORKLOADS["balanced"]).requests == 2
     with pytest.raises(SystemExit):
         parse("--rate", "1", "--in-flight", "4")
+
+
+def test_several_rates_are_as_many_loads_of_each_shape() -> None:
+    arguments = parse("-w", "short", "long", "--rate", "0.5", "4", "--duration-s", "30")
+    loads = workloads_from(arguments)
+    assert [(load.name, load.requests, load.rate_per_s) for load in loads] == [
+        ("short 0.5/s", 15, 0.5),
+        ("short 4/s", 120, 4.0),
+        ("long 0.5/s", 15, 0.5),
+        ("long 4/s", 120, 4.0),
+    ]
+    assert [load.prompt_tokens for load in loads] == [40, 40, 1920, 1920]
+    assert load_options_from(arguments).arrivals(loads[1]) == "poisson 4/s"
 
 
 def test_times_that_are_none_name_their_line(tmp_path: Path) -> None:
@@ -104,7 +123,12 @@ def test_limits_come_in_pairs() -> None:
         (("--extra", "[1]"), "JSON object"),
         (("--in-flight", "0"), "--in-flight is 0"),
         (("--warm-up", "-1"), "--warm-up is -1"),
-        (("--rate", "0"), "--rate is 0"),
+        (("--rate", "0"), r"--rate is \[0.0\]"),
+        (("--rate", "2", "2"), "each once"),
+        (("--duration-s", "5"), "give --rate too"),
+        (("--burstiness", "0.5"), "give --rate too"),
+        (("--rate", "2", "--burstiness", "0"), "must be above 0"),
+        (("--rate", "2", "--duration-s", "-1"), "must be above 0"),
     ],
 )
 def test_bad_options_are_refused(arguments: tuple[str, ...], message: str) -> None:

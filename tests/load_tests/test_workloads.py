@@ -21,6 +21,8 @@ SHAPES = {  # requests, prompt tokens, output tokens
     "working-set": (320, 544, 16),
     "zipf-prefixes": (480, 1056, 16),
     "one-at-a-time": (8, 64, 128),
+    "short": (240, 40, 64),
+    "long": (24, 1920, 64),
 }
 
 
