@@ -102,7 +102,7 @@ class Desk:
         """Returns when everything is home. Raises MovesStuckError."""
         begun_s = clock_s()
         await asyncio.to_thread(self._client.post, "/debug/moves/home", {})
-        while any((status := await self._patient_status(begun_s))["modules_away"].values()) or status["under_way"]:
+        while (status := await self._patient_status(begun_s))["bringing_home"]:
             if clock_s() - begun_s > self._limit_s:
                 raise MovesStuckError(f"not everything is home within {self._limit_s:g} s: {status['modules_away']}")
             await asyncio.sleep(_ASK_EVERY_S)

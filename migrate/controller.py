@@ -78,12 +78,20 @@ class Controller:
         return plan(self._situation(seen, now_s), self.settings.planner)
 
     def order(self, move: Move, seen: Observation, now_s: float) -> Order:
-        """A person's order. Whether it pays is not asked, nor how lately something of it has moved.
+        """A person's order. Whether it pays is not asked, nor how lately something of it has moved. While everything is
+        being brought home nothing else can be ordered: it would be sent home at once.
 
         Raises:
             MoveRefusedError: it cannot be made.
         """
-        verdict = judge_order(self._situation(seen, now_s), self.settings.planner, move)
+        situation = self._situation(seen, now_s)
+        verdict = judge_order(situation, self.settings.planner, move)
+        if self.is_bringing_home:
+            placements = seen.fleet.placements.values()
+            self.is_bringing_home = bool(situation.under_way) or not all(each.is_home for each in placements)
+            if self.is_bringing_home and move.destination != move.instance:
+                detail = "everything is being brought home; wait until nothing is away any more"
+                raise MoveRefusedError(verdict.refused(Reason.BUSY, detail))
         if not verdict.accepted:
             raise MoveRefusedError(verdict)
         return self._begin(verdict, Cause.HAND, "somebody ordered it", now_s)

@@ -254,6 +254,20 @@ def test_everything_goes_home_when_somebody_says_so() -> None:
     assert loop.turns(6) == []
 
 
+def test_nothing_else_is_ordered_while_everything_goes_home_and_anything_right_after() -> None:
+    loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
+    loop.controller.settings = replace(SETTINGS, automatic=False)
+    out = LayerMove("a", 1, 1, "a", "b")
+    # With everything at home it is brought home already, whether a period has passed since or not.
+    loop.controller.bring_home()
+    loop.controller.order(out, loop.see(), loop.now_s)
+    assert not loop.controller.is_bringing_home
+    loop.controller.bring_home()
+    with pytest.raises(MoveRefusedError, match="everything is being brought home; wait"):
+        loop.controller.order(LayerMove("b", 0, 1, "b", "a"), loop.see(), loop.now_s)
+    assert loop.controller.is_bringing_home
+
+
 def test_going_home_that_fails_is_tried_again_after_a_rest() -> None:
     loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
     loop.turns(6)
