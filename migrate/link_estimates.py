@@ -18,6 +18,9 @@ copied 2e7 to 1e8."""
 _HALF_LIFE_BYTES: Final = float(64 << 20)
 _LEAST_BYTES: Final = 1 << 20
 """A move of less is all latency, and says nothing of the bandwidth."""
+_TELLING_BYTES: Final = 16 << 20
+"""From so much on the first move of a pair stands in place of the guess. Less is weighed against it: a move of two
+mebibytes that waited a quarter of a second makes no link of 10 MB/s."""
 _SWITCH_WEIGHT: Final = 0.25
 """Of the newest move's switch."""
 _RESTED: Final = 0.25
@@ -64,20 +67,29 @@ class LinkEstimates:
         num_bytes = took.weight_bytes + took.kv_bytes
         if num_bytes < _LEAST_BYTES or took.duration_s <= 0:
             return
+        # Steps may have been shorter than was thought when it began.
+        copied_s = max(took.duration_s - turns_s, took.duration_s / 100)
         pair = frozenset((one, other))
+        rested_s = num_bytes / self.speeds.get(pair, self.usual).bytes_per_s
         if busy > _RESTED:
-            rested = self.speeds.get(pair, self.usual)
-            # A move may be quicker than one at rest is known to be: then hardly anything delayed it.
-            longer_s = max(took.duration_s - turns_s - num_bytes / rested.bytes_per_s, took.duration_s / 100)
-            delayed_bytes = int(num_bytes * min(busy, 1.0))
-            if self._loaded is None:
-                self._loaded = RateEstimate(delayed_bytes / longer_s, _HALF_LIFE_BYTES)
-            else:
-                self._loaded.update(delayed_bytes, longer_s)
-        elif pair in self._rates:
-            self._rates[pair].update(num_bytes, took.duration_s)
+            self._delayed(int(num_bytes * min(busy, 1.0)), max(copied_s - rested_s, took.duration_s / 100))
+        # A link is no faster under load than at rest: a move that was quicker shows that it was taken for too slow.
+        if busy <= _RESTED or copied_s < rested_s:
+            self._rested(pair, num_bytes, copied_s)
+
+    def _delayed(self, delayed_bytes: int, longer_s: float) -> None:
+        if self._loaded is None:
+            self._loaded = RateEstimate(delayed_bytes / longer_s, _HALF_LIFE_BYTES)
         else:
-            self._rates[pair] = RateEstimate(num_bytes / took.duration_s, _HALF_LIFE_BYTES)
+            self._loaded.update(delayed_bytes, longer_s)
+
+    def _rested(self, pair: frozenset[str], num_bytes: int, copied_s: float) -> None:
+        if pair not in self._rates and num_bytes >= _TELLING_BYTES:
+            self._rates[pair] = RateEstimate(num_bytes / copied_s, _HALF_LIFE_BYTES)
+            return
+        if pair not in self._rates:
+            self._rates[pair] = RateEstimate(self.usual.bytes_per_s, _HALF_LIFE_BYTES)
+        self._rates[pair].update(num_bytes, copied_s)
 
     def forget(self, alive: frozenset[str]) -> None:
         """Drops pairs with a worker that is gone."""

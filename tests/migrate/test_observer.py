@@ -198,6 +198,32 @@ def test_links_are_as_fast_as_moves_were() -> None:
     assert set(links.speeds) == {frozenset("ac")}
 
 
+def test_a_small_first_move_that_waited_makes_no_slow_link() -> None:
+    links = LinkEstimates()
+    # 2 MiB in 0.25 s, of which 0.05 s of waiting were foreseen: a sample of a fiftieth of the guess's weight, that
+    # counts as twice as slow at most.
+    links.moved("a", "b", took(2, 0.25), busy=0.0, turns_s=0.05)
+    kept = 0.5 ** (2 / 64)
+    slower = 1 / (kept + 2 * (1 - kept))
+    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx(FIRST_GUESS.bytes_per_s * slower)
+    # Of 16 MiB the first one is believed: 0.25 s without the waiting.
+    links.moved("a", "c", took(16, 0.3), busy=0.0, turns_s=0.05)
+    assert links.speeds[frozenset("ac")].bytes_per_s == pytest.approx(64 << 20)
+
+
+def test_a_move_under_load_that_is_quicker_than_at_rest_says_that_the_link_is_faster() -> None:
+    links = LinkEstimates()
+    links.moved("a", "b", took(16, 2.0), busy=0.0)
+    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx(8 << 20)
+    # 64 MiB weigh half: 1/8 and 1/128 s for a MiB.
+    links.moved("a", "b", took(64, 0.5), busy=1.0)
+    assert links.speeds[frozenset("ab")].bytes_per_s == pytest.approx((1 << 20) / ((1 / 8 + 1 / 128) / 2))
+    # One that is slower does not say that it is slower.
+    before = links.speeds
+    links.moved("a", "b", took(64, 50.0), busy=1.0)
+    assert links.speeds == before
+
+
 def test_load_makes_moves_longer_between_whomever() -> None:
     links = LinkEstimates()
     assert links.loaded_byte_s == 1 / FIRST_LOADED_BYTES_PER_S
