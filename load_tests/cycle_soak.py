@@ -24,7 +24,7 @@ from kv.exit_status import status_of
 from load_tests.driver import clock_s
 from load_tests.gaps_around import longest_silence_s
 from load_tests.metrics import summarise
-from load_tests.moves_there_and_back import rounds
+from load_tests.moves_there_and_back import Movable, rounds
 from load_tests.moving_program import MovingResult, run_program, steady_parser_of
 from load_tests.moving_run import Fleet
 from load_tests.run_tables import markdown_table, number
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _moves(fleet: Fleet, options: argparse.Namespace) -> Iterator[Move]:
     """Whole rounds, so that all are home at the end."""
     end_s = clock_s() + options.duration_s
-    for out, back in rounds(fleet.workers, fleet.num_layers, fleet.num_kv_heads):
+    for out, back in rounds(Movable(fleet.workers, fleet.num_layers, fleet.num_kv_heads)):
         yield from (*out, *back)
         if clock_s() >= end_s:
             return

@@ -4,6 +4,10 @@ The application runs in mode balanced, in float32 and with automatic moves off:
 
     EQUIPOISE_OVERLAY=load_tests/overlays/moves-by-hand.yaml serve run serve_configs/local-balanced.yaml
 
+Some of these moves nobody would plan: with many layers of the prefill worker on the decode worker, or the other way
+round, tokens wait for prompts. What planned moves do is seen with `--roles prefill --most-layers 8`, under a load in
+which the prefill worker is the busier one.
+
 Afterwards the same prompts are sent once more with everything at home and nothing moving, without what the first
 answers have left in caches, and the answers are compared token by token. Figures are explained in
 docs/metrics-of-load-tests.md.
@@ -25,10 +29,11 @@ from typing import Any
 from kv.exit_status import status_of
 from load_tests.gaps_around import Gap, GapsAround, gaps_around, gaps_of
 from load_tests.metrics import distribution, summarise
-from load_tests.moves_there_and_back import there_and_back
+from load_tests.moves_there_and_back import Movable, there_and_back
 from load_tests.moving_program import MovingResult, run_program, steady_parser_of
-from load_tests.moving_run import Fleet, Observed
+from load_tests.moving_run import Fleet, NotFitError, Observed
 from load_tests.run_tables import markdown_table, number
+from migrate.load import ROLES
 from migrate.moves import Move
 
 _MIB = 2**20
@@ -42,12 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--window-s", type=float, default=2.0, help="of tokens before and after a move (default %(default)s)"
     )
 
+    parser.add_argument(
+        "--roles", nargs="+", choices=ROLES, default=list(ROLES), help="whose layers and heads move (default: all)"
+    )
+    parser.add_argument(
+        "--most-layers", type=int, help="of an instance that are moved at once (default: three quarters)"
+    )
+
     def moves(fleet: Fleet, options: argparse.Namespace) -> list[Move]:
-        return there_and_back(fleet.workers, fleet.num_layers, fleet.num_kv_heads, options.moves)
+        movers = tuple(worker for worker in fleet.workers if worker.startswith(tuple(options.roles)))
+        if not movers:
+            raise NotFitError(f"no worker is {' or '.join(options.roles)}; these are: {', '.join(fleet.workers)}")
+        size = Movable(fleet.workers, fleet.num_layers, fleet.num_kv_heads, movers, options.most_layers)
+        return there_and_back(size, options.moves)
 
     def check(options: argparse.Namespace) -> None:
         if options.moves < 2 or options.moves % 2 or options.window_s <= 0:
             raise ValueError("--moves must be even and at least 2, and --window-s above 0")
+        if options.most_layers is not None and options.most_layers < 1:
+            raise ValueError(f"--most-layers is {options.most_layers}; it must be at least 1")
 
     return asyncio.run(run_program("load_tests.moves_under_load", parser, argv, check, moves, _report))
 
