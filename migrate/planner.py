@@ -105,7 +105,7 @@ def _candidates(
     settings: MoveSettings,
 ) -> Iterator[Move]:
     """Layers when the gap is wide, heads when it is narrow or memory alone is the trouble, nothing when it is small or
-    the source has enough of both.
+    the source has enough of what the two differ in.
 
     No layers of the source's own as long as it has some of the destination's: those go home first, or every token of
     either would wait for the other's prompts. Nor heads where the two share the layers already: what is left of a gap
@@ -116,7 +116,8 @@ def _candidates(
     gap = min(max(high.weighted - mean, mean - low.weighted), high.weighted - low.weighted)
     wide = gap > settings.delta_layers
     memory_alone = settings.compute_weight * (high.compute - low.compute) <= settings.delta_heads
-    if gap <= settings.delta_heads:
+    # Compute is alike then, and where memory is not scarce either a move would gain nothing.
+    if gap <= settings.delta_heads or (memory_alone and high.memory < settings.busy_from):
         return iter(())
     layers: Iterator[Move] = layer_moves(fleet, source, destination)
     if fleet.part(destination, source).layers:

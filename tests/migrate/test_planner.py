@@ -123,6 +123,18 @@ def test_heads_move_when_memory_alone_is_the_trouble() -> None:
     assert predicted.peak_after == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(("live_blocks", "moves"), [(60, False), (80, True)])
+def test_memory_that_is_not_scarce_is_no_reason_to_move_heads(live_blocks: int, moves: bool) -> None:
+    # Both compute for 0.8 of their time, so only u_m makes a gap: 0.3 and 0.4 of U, halved against the mean. That a is
+    # short of time does not get better by it.
+    busy = {"prefill_tokens_per_s": 200.0}
+    settings = replace(EVEN, busy_from=0.7)
+    made = planned(fleet(COST, worker("a", live_blocks=live_blocks, **busy), worker("b", **busy)), settings)
+    assert bool(made.moves) == moves
+    assert all(isinstance(verdict.move, HeadMove) for verdict in made.verdicts)
+    assert bool(made.verdicts) == moves
+
+
 def test_a_model_with_one_kv_head_has_its_memory_relieved_by_layers() -> None:
     # As before, with four lanes and 4,000 bytes for KV. One layer takes 1,000 bytes of weights along as well: u_m is
     # 3,000 / 5,000 and 1,000 / 4,000. Two would be 2,000 / 6,000 and 2,000 / 4,000, a new peak.
