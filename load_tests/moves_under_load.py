@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(result: MovingResult, options: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[str, Any], bool]:
     gaps, done = gaps_of(result.records), [move for move in result.made.moves if move.is_done]
     around = [gaps_around(gaps, move.made.begun_s, move.made.ended_s, options.window_s) for move in done]
-    at_home = distribution(later - earlier for earlier, later in gaps_of(result.unmoved))
+    at_home = _percentiles([later - earlier for earlier, later in gaps_of(result.unmoved)])
+    meanwhile = _percentiles(_while_moving(gaps, done))
     groups = {
         f"{kind} {way}": [
             place
@@ -95,8 +96,8 @@ def _report(result: MovingResult, options: argparse.Namespace) -> tuple[list[tup
     figures = {
         "moves": [{**move.as_row(), "gaps": _gaps_row(gaps, move, options.window_s)} for move in result.made.moves],
         "itl_by_group": noticed,
-        "itl_at_home_p50_ms": _ms(at_home.p50),
-        "itl_at_home_p99_ms": _ms(at_home.p99),
+        "itl_from_first_to_last": meanwhile,
+        "itl_without_moves": at_home,
         "effects_by_group": effects,
         "with_moves": summarise(result.records).as_row(),
         "without_moves": summarise(result.unmoved).as_row(),
@@ -106,8 +107,19 @@ def _report(result: MovingResult, options: argparse.Namespace) -> tuple[list[tup
             "Time between tokens, ms",
             markdown_table(
                 ("moves", "p50 before", "during", "after", "p99 before", "during", "after", "p99 during / before"),
-                [(name, *_gap_cells(row)) for name, row in noticed.items()]
-                + [("none, all at home", "", number(_ms(at_home.p50)), "", "", number(_ms(at_home.p99)), "", "")],
+                [(name, *_gap_cells(row)) for name, row in noticed.items()],
+            ),
+        ),
+        (
+            "Time between tokens from the first move to the last, and of the same requests without moves, ms",
+            markdown_table(
+                ("p50 with moves", "without", "p99 with moves", "without", "p99 with / without"),
+                [
+                    (
+                        *(number(row[key]) for key in ("p50_ms", "p99_ms") for row in (meanwhile, at_home)),
+                        number(_ratio(meanwhile["p99_ms"], at_home["p99_ms"])),
+                    )
+                ],
             ),
         ),
         (
@@ -185,9 +197,20 @@ def _percentiles(gaps_s: Sequence[float]) -> dict[str, float | None]:
 
 def _gap_cells(row: dict[str, dict[str, float | None]]) -> list[str]:
     parts = ("before", "during", "after")
-    before, during = row["before"]["p99_ms"], row["during"]["p99_ms"]
-    ratio = during / before if before and during is not None else None
+    ratio = _ratio(row["during"]["p99_ms"], row["before"]["p99_ms"])
     return [number(row[part][key]) for key in ("p50_ms", "p99_ms") for part in parts] + [number(ratio)]
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _while_moving(gaps: Sequence[Gap], done: Sequence[Observed]) -> list[float]:
+    """Those that end between the first move's beginning and the last one's end."""
+    if not done:
+        return []
+    begun_s, ended_s = min(move.made.begun_s for move in done), max(move.made.ended_s for move in done)
+    return [later - earlier for earlier, later in gaps if begun_s <= later <= ended_s]
 
 
 def _ms(value_s: float | None) -> float | None:
