@@ -78,9 +78,10 @@ class MovesSettings(SettingsBlock):
         default=1.25, ge=1, description="Room that the destination must have, in live blocks of what moves there."
     )
     abandon_after_s: float = Field(
-        default=120.0,
+        default=150.0,
         gt=0,
-        description="A move that takes longer is given up, whatever its workers say. Longer than they take themselves.",
+        description="A move that takes longer is given up, whatever its workers say. They give themselves: "
+        "twice links.timeout_s, links.move_timeout_s, links.answer_timeout_s and 10 s, 120 s by default; give more.",
     )
 
     links: MoveLinksSettings = Field(default_factory=MoveLinksSettings, description="Time limits between two workers.")

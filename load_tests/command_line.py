@@ -172,6 +172,8 @@ def load_options_from(arguments: argparse.Namespace) -> LoadOptions:
         )
     if arguments.rate is None and (arguments.duration_s is not None or arguments.burstiness != 1):
         raise ValueError("--duration-s and --burstiness are of arrivals at a rate; give --rate too")
+    if arguments.duration_s is not None and arguments.scale != 1:
+        raise ValueError("--scale and --duration-s both say how many requests there are; give one of them")
     if arguments.rate is not None:
         if min(arguments.rate, default=0) <= 0 or len(set(arguments.rate)) < len(arguments.rate):
             raise ValueError(f"--rate is {arguments.rate}; give rates above 0, each once")

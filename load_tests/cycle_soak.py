@@ -7,7 +7,8 @@ or four (cycle-of-four.yaml):
     EQUIPOISE_OVERLAY=load_tests/overlays/cycle-of-three.yaml serve run serve_configs/local-balanced.yaml
 
 Progress goes to stderr; stdout gets Markdown tables and, as its last line, one JSON object. The exit code is 1 when a
-request failed, an answer was wrong, a move failed, or nobody got a token for --silence-limit-s.
+request failed, an answer was wrong, a move failed or none was made, a worker had to take lost layers home, or nobody
+got a token for --silence-limit-s.
 
     python -m load_tests.cycle_soak http://127.0.0.1:8000 --duration-s 600 --save cycle-of-three
 """

@@ -13,7 +13,7 @@ answers have left in caches, and the answers are compared token by token. Figure
 docs/metrics-of-load-tests.md.
 
 Progress goes to stderr; stdout gets Markdown tables and, as its last line, one JSON object. The exit code is 1 when a
-request failed, an answer was wrong, or a move was not made.
+request failed, an answer was wrong, a move was not made, or a worker had to take lost layers home.
 
     python -m load_tests.moves_under_load http://127.0.0.1:8000 --moves 50 --in-flight 8 --save moves-under-load
 """

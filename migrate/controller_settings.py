@@ -20,7 +20,7 @@ class ControllerSettings:
     planner: MoveSettings = field(default_factory=MoveSettings)
     automatic: bool = True
     """Whether what the planner says is done. False: modules move only when a person orders it."""
-    abandon_after_s: float = 120.0
+    abandon_after_s: float = 150.0
     """A move that has not ended by then is given up. Longer than the workers' own limit, so that their reason is heard
     where they have one."""
 

@@ -127,6 +127,7 @@ def test_limits_come_in_pairs() -> None:
         (("--rate", "2", "2"), "each once"),
         (("--duration-s", "5"), "give --rate too"),
         (("--burstiness", "0.5"), "give --rate too"),
+        (("--rate", "2", "--duration-s", "5", "--scale", "0.5"), "give one of them"),
         (("--rate", "2", "--burstiness", "0"), "must be above 0"),
         (("--rate", "2", "--duration-s", "-1"), "must be above 0"),
     ],
