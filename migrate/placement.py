@@ -76,6 +76,13 @@ class Placement:
         """Whether everything is on the home worker."""
         return self.workers() == {self.home}
 
+    @property
+    def torn_layers(self) -> tuple[int, ...]:
+        """Layers that are not at home and have KV heads on another worker. No engine runs them so: heads go from home
+        to one worker."""
+        alike = zip(self.layer_workers, self.lane_workers, strict=True)
+        return tuple(n for n, (owner, lanes) in enumerate(alike) if owner != self.home and set(lanes) != {owner})
+
     def workers(self) -> frozenset[str]:
         """Ids of all workers that have a part of the instance; home is always one."""
         return frozenset({self.home}.union(self.layer_workers, *self.lane_workers))

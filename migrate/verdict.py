@@ -177,9 +177,15 @@ def _in_the_way(situation: Situation, move: Move) -> tuple[Reason, str] | None:
 def _impossible(situation: Situation, move: Move) -> tuple[Reason, str] | None:
     fleet = situation.fleet
     try:
-        move.after(fleet.placements[move.instance])
+        torn = move.after(fleet.placements[move.instance]).torn_layers
     except ValueError as error:
         one_head = isinstance(move, HeadMove) and fleet.model.sizes.num_kv_heads == 1
         return Reason.ONE_KV_HEAD if one_head else Reason.INVALID, str(error)
+    if torn:
+        return (
+            Reason.INVALID,
+            f"layers {list(torn)} of {move.instance!r} are not at home and would have KV heads on another worker; only "
+            "layers at home may: bring the layers home with all their heads",
+        )
     objection = situation.abilities.objection(move)
     return None if objection is None else (Reason.UNABLE, objection)

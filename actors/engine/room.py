@@ -81,9 +81,11 @@ class OwnMemory:
         block_moves = self._plan_shrink(num_blocks, pinned) if num_blocks < blocks.num_blocks else {}
         runs = plan_runs(self._slab_uses(given_up, pinned, hosted), counts)
         if runs is None:
+            passes = pinned and plan_runs(self._slab_uses(given_up, set(), hosted), counts) is not None
+            between = f"the {len(pinned)} blocks that exports and fetches hold lie in between; later they will not"
             raise GrantRefusedError(
-                f"weights of {len(layers)} layers need runs of {max(counts)} neighbouring slabs, and other weights, or "
-                f"the {len(pinned)} blocks that exports and fetches hold, lie in between"
+                f"weights of {len(layers)} layers need runs of {max(counts)} neighbouring slabs, and "
+                + (between if passes else "other weights lie in between")
             )
         return Room(tuple(layers), given_up, num_blocks, block_moves, runs)
 

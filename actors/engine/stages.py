@@ -22,13 +22,11 @@ def stages_of(placement: Placement) -> tuple[Stage, ...]:
     Raises:
         ValueError: a layer that is not at home has KV heads on another worker: heads go from home to one worker.
     """
-    for layer, (worker, lanes) in enumerate(zip(placement.layer_workers, placement.lane_workers, strict=True)):
-        if worker != placement.home and set(lanes) != {worker}:
-            away = sorted(set(lanes) - {worker})
-            raise ValueError(
-                f"layer {layer} is on {worker!r} and has KV heads on {away}; only layers at home may have heads "
-                "elsewhere: bring the heads back, or move the layer with them"
-            )
+    if placement.torn_layers:
+        raise ValueError(
+            f"layers {list(placement.torn_layers)} are not at home and have KV heads on another worker; only layers at "
+            "home may: bring the heads back, or move the layers with them"
+        )
     stages, first = [], 0
     for worker, run in itertools.groupby(placement.layer_workers):
         stages.append(Stage(worker, range(first, first + sum(1 for _ in run))))

@@ -24,6 +24,7 @@ from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane
 from actors.engine.module_transfer import PageChunk
 from actors.engine.room import GrantRefusedError
+from actors.engine.stages import stages_of
 from actors.moves.copying import some_at_a_time
 from actors.moves.instance_home import InstanceHome, QuestionFailedError
 from actors.moves.questions import (
@@ -82,11 +83,13 @@ class LayerMoves:
         cancelled was made or was none, as the placement says.
 
         Raises:
-            ValueError: a move that is none of this instance's, or that ends at neither home nor begins there.
+            ValueError: a move that is none of this instance's, that ends at neither home nor begins there, or after
+                which a layer elsewhere would not have all its heads.
             MoveFailedError: it was begun, and came to nothing.
         """
         async with self._home.busy(str(move)):
             after, started_s, tally = move.after(self._home.placement), time.monotonic(), _Tally()
+            stages_of(after)  # which refuses now what no engine could run after the switch
             placement, lanes = self._home.placement, set(self._lanes(move))
             home = placement.home
             if away := sorted(lanes - set(placement.lanes_on(move.source))):

@@ -38,5 +38,5 @@ def test_heads_elsewhere_part_no_layers() -> None:
 
 
 def test_heads_elsewhere_of_a_layer_elsewhere_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"layer 3 is on 'x' and has KV heads on \['h'\]"):
+    with pytest.raises(ValueError, match=r"layers \[3\] are not at home and have KV heads on another"):
         stages_of(HOME.with_layers_moved(3, 1, "x").with_heads_moved([3], [1], "h"))

@@ -34,6 +34,14 @@ def test_an_impossible_order_is_refused_with_the_reason(move: Move, reason: Reas
     assert says in verdict.detail
 
 
+def test_heads_of_a_layer_elsewhere_cannot_come_home_without_it() -> None:
+    away = fleet(COST, worker("a"), worker("b"), worker("c"), placed=(at_home("a", COST).with_layers_moved(2, 2, "c"),))
+    verdict = judge_order(Situation(away), MoveSettings(), HeadMove("a", (2, 3), (1, 2), "c", "a"))
+    assert verdict.reason is Reason.INVALID
+    assert "layers [2, 3] of 'a' are not at home and would have KV heads on another worker" in verdict.detail
+    assert judge_order(Situation(away), MoveSettings(), LayerMove("a", 2, 2, "c", "a")).accepted
+
+
 @pytest.mark.parametrize(
     ("under_way", "reason", "says"),
     [

@@ -13,7 +13,7 @@ import pytest
 from actors.engine.request import SamplingParams
 from migrate.links.memory_network import MemoryNetwork
 from migrate.move_report import MoveFailedError, MoveReport
-from migrate.moves import LayerMove
+from migrate.moves import HeadMove, LayerMove
 from tests.actors.moves.conftest import MakeWorker
 from tests.actors.moves.linked_worker import LinkedWorker, join, moves_of
 from tests.actors.moves.unnoticed import PROMPTS, assert_nobody_notices
@@ -123,6 +123,20 @@ def test_a_host_without_room_refuses_and_nothing_changes(make_worker: MakeWorker
     with pytest.raises(MoveFailedError, match="slabs are needed"):
         asyncio.run(moves_of(home).make(out(1, 2)))
     assert (books(home), books(host)) == before
+
+
+def test_heads_of_a_layer_elsewhere_do_not_come_home_without_it(make_worker: MakeWorker) -> None:
+    """No engine runs a layer like that, and whoever has begun such a move could not go back after the switch."""
+    home, host = make_worker("home"), make_worker("host")
+    join(home, host)
+    at_first = books(home), books(host)
+    asyncio.run(moves_of(home).make(out(2, 1)))
+    before, placement = (books(home), books(host)), home.home.placement
+    with pytest.raises(ValueError, match=r"layers \[2\] are not at home"):
+        asyncio.run(moves_of(home).make(HeadMove("home", (2,), (1,), "host", "home")))
+    assert ((books(home), books(host)), home.home.placement) == (before, placement)
+    asyncio.run(moves_of(home).make(back(2, 1)))
+    assert (books(home), books(host)) == at_first
 
 
 def test_what_is_no_move_is_refused(make_worker: MakeWorker) -> None:
