@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import secrets
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from load_tests.workloads import (
     working_set,
 )
 
+_LEAST_BURSTINESS = 0.01
+"""With less all requests of a run come at once."""
 CUSTOM = "custom"
 FOUR_LOADS = ["prefill-heavy", "decode-heavy", "balanced", "shared-prefix"]
 
@@ -175,12 +178,13 @@ def load_options_from(arguments: argparse.Namespace) -> LoadOptions:
     if arguments.duration_s is not None and arguments.scale != 1:
         raise ValueError("--scale and --duration-s both say how many requests there are; give one of them")
     if arguments.rate is not None:
-        if min(arguments.rate, default=0) <= 0 or len(set(arguments.rate)) < len(arguments.rate):
+        names = {f"{rate:g}" for rate in arguments.rate}
+        if not all(0 < rate < math.inf for rate in arguments.rate) or len(names) < len(arguments.rate):
             raise ValueError(f"--rate is {arguments.rate}; give rates above 0, each once")
-        if arguments.burstiness <= 0 or (arguments.duration_s is not None and arguments.duration_s <= 0):
-            raise ValueError(
-                f"--burstiness is {arguments.burstiness}, --duration-s {arguments.duration_s}; both must be above 0"
-            )
+        if not _LEAST_BURSTINESS <= arguments.burstiness < math.inf:
+            raise ValueError(f"--burstiness is {arguments.burstiness}; it must be at least {_LEAST_BURSTINESS}")
+        if arguments.duration_s is not None and not 0 < arguments.duration_s < math.inf:
+            raise ValueError(f"--duration-s is {arguments.duration_s}; it must be above 0")
     return LoadOptions(
         in_flight=arguments.in_flight,
         burstiness=arguments.burstiness,

@@ -105,7 +105,7 @@ class Workload:
 
     def scaled(self, factor: float) -> Workload:
         """The same shape with `factor` times the requests (at least one). The number of prefixes stays."""
-        if factor <= 0:
+        if not 0 < factor < math.inf:
             raise ValueError(f"scale is {factor}, must be above 0")
         return replace(self, requests=max(1, round(self.requests * factor)))
 

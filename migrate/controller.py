@@ -88,7 +88,8 @@ class Controller:
         verdict = judge_order(situation, self.settings.planner, move)
         if self.is_bringing_home:
             placements = seen.fleet.placements.values()
-            self.is_bringing_home = bool(situation.under_way) or not all(each.is_home for each in placements)
+            is_home = all(each.is_home for each in placements)
+            self.is_bringing_home = not is_home or bool(situation.under_way or situation.busy)
             if self.is_bringing_home and move.destination != move.instance:
                 detail = "everything is being brought home; wait until nothing is away any more"
                 raise MoveRefusedError(verdict.refused(Reason.BUSY, detail))
@@ -167,7 +168,8 @@ class Controller:
                             break
                         if verdict.reason is not Reason.NO_ROOM:
                             break  # less of it would be refused too
-        self.is_bringing_home = not is_home or bool(situation.under_way)
+        # A worker may be at a move that an earlier controller ordered.
+        self.is_bringing_home = not is_home or bool(situation.under_way or situation.busy)
         return orders
 
     def _begin(self, verdict: Verdict, cause: Cause, why: str, now_s: float) -> Order:

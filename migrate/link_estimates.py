@@ -19,10 +19,12 @@ _HALF_LIFE_BYTES: Final = float(64 << 20)
 _LEAST_BYTES: Final = 1 << 20
 """A move of less is all latency, and says nothing of the bandwidth."""
 _TELLING_BYTES: Final = 16 << 20
-"""From so much on the first move of a pair stands in place of the guess. Less is weighed against it: a move of two
-mebibytes that waited a quarter of a second makes no link of 10 MB/s."""
+"""From so much on the first move of a pair, or under load, stands in place of the guess. Less is weighed against it: a
+move of two mebibytes that waited a quarter of a second makes no link of 10 MB/s."""
 _SWITCH_WEIGHT: Final = 0.25
 """Of the newest move's switch."""
+_FIRST_SWITCH_S: Final = 1.0
+"""As much as the first one counts, at most; later ones as four times what is known."""
 _RESTED: Final = 0.25
 """Share of its time up to which a worker's own work hardly delays a move."""
 
@@ -62,7 +64,8 @@ class LinkEstimates:
     def moved(self, one: str, other: str, took: Happened, busy: float, turns_s: float = 0.0) -> None:
         """Takes in a move that was made between the two, the busier of which had work for a share `busy` of its
         time. `turns_s`: for so long it is taken to have waited for steps, however much it copied."""
-        switch_s = max(0.0, took.held_s - turns_s)
+        # One long wait for one step must not make every later move look longer than it may be.
+        switch_s = min(max(0.0, took.held_s - turns_s), max(_FIRST_SWITCH_S, 4 * self.switch_s))
         self.switch_s += (switch_s - self.switch_s) * (_SWITCH_WEIGHT if self.switch_s else 1.0)
         num_bytes = took.weight_bytes + took.kv_bytes
         if num_bytes < _LEAST_BYTES or took.duration_s <= 0:
@@ -78,10 +81,12 @@ class LinkEstimates:
             self._rested(pair, num_bytes, copied_s)
 
     def _delayed(self, delayed_bytes: int, longer_s: float) -> None:
-        if self._loaded is None:
+        if self._loaded is None and delayed_bytes >= _TELLING_BYTES:
             self._loaded = RateEstimate(delayed_bytes / longer_s, _HALF_LIFE_BYTES)
-        else:
-            self._loaded.update(delayed_bytes, longer_s)
+            return
+        if self._loaded is None:
+            self._loaded = RateEstimate(FIRST_LOADED_BYTES_PER_S, _HALF_LIFE_BYTES)
+        self._loaded.update(delayed_bytes, longer_s)
 
     def _rested(self, pair: frozenset[str], num_bytes: int, copied_s: float) -> None:
         if pair not in self._rates and num_bytes >= _TELLING_BYTES:

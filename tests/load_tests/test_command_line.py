@@ -128,7 +128,11 @@ def test_limits_come_in_pairs() -> None:
         (("--duration-s", "5"), "give --rate too"),
         (("--burstiness", "0.5"), "give --rate too"),
         (("--rate", "2", "--duration-s", "5", "--scale", "0.5"), "give one of them"),
-        (("--rate", "2", "--burstiness", "0"), "must be above 0"),
+        (("--rate", "2", "--burstiness", "0"), "at least 0.01"),
+        (("--rate", "2", "--burstiness", "nan"), "at least 0.01"),
+        (("--rate", "inf"), "rates above 0"),
+        (("--rate", "2", "2.0000001"), "each once"),
+        (("--rate", "2", "--duration-s", "inf"), "must be above 0"),
         (("--rate", "2", "--duration-s", "-1"), "must be above 0"),
     ],
 )

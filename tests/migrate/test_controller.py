@@ -254,6 +254,17 @@ def test_everything_goes_home_when_somebody_says_so() -> None:
     assert loop.turns(6) == []
 
 
+def test_home_is_not_done_while_a_worker_is_at_a_move_of_an_earlier_controller() -> None:
+    loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
+    loop.controller.settings = replace(SETTINGS, automatic=False)
+    loop.controller.bring_home()
+    seen = loop.see()
+    loop.controller.plan(replace(seen, busy={"a": "moving layer 1"}), loop.now_s)
+    assert loop.controller.is_bringing_home
+    loop.controller.plan(seen, loop.now_s)
+    assert not loop.controller.is_bringing_home
+
+
 def test_nothing_else_is_ordered_while_everything_goes_home_and_anything_right_after() -> None:
     loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
     loop.controller.settings = replace(SETTINGS, automatic=False)

@@ -211,6 +211,21 @@ def test_a_small_first_move_that_waited_makes_no_slow_link() -> None:
     assert links.speeds[frozenset("ac")].bytes_per_s == pytest.approx(64 << 20)
 
 
+def test_a_small_first_move_under_load_hardly_counts() -> None:
+    links = LinkEstimates()
+    # 2 MiB that took 0.5 s longer: a sample of 0.9 of 2 MiB, which counts as twice the guess at most.
+    links.moved("a", "b", took(2, 0.5), busy=0.9)
+    kept = 0.5 ** (0.9 * 2 / 64)
+    assert links.loaded_byte_s * FIRST_LOADED_BYTES_PER_S == pytest.approx(kept + 2 * (1 - kept), rel=1e-4)
+
+
+def test_one_long_switch_is_not_what_all_switches_take() -> None:
+    links = LinkEstimates()
+    for held_s, known_s in ((11.0, 1.0), (11.0, 1.0 + 0.25 * 3.0), (0.0, 0.75 * 1.75)):
+        links.moved("a", "b", replace(took(64, 20.0), held_s=held_s), busy=0.0)
+        assert links.switch_s == pytest.approx(known_s)
+
+
 def test_a_move_under_load_that_is_quicker_than_at_rest_says_that_the_link_is_faster() -> None:
     links = LinkEstimates()
     links.moved("a", "b", took(16, 2.0), busy=0.0)
