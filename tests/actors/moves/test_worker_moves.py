@@ -32,7 +32,7 @@ def test_layers_of_a_lost_host_come_home_in_the_middle_of_answers(
         async with moving_workers(["home", "host"], folder, network) as (home, host):
             await join(home, host)
             before = memory_of(await home.state()), memory_of(await host.state())
-            await home.start(PROMPTS, greedy(40))
+            await home.start(PROMPTS, greedy(120))
             await home.tokens_more(10)
             await home.move(1, 2, home, host)
             away = await home.state()
