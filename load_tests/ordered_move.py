@@ -56,14 +56,7 @@ class Desk:
     async def first_status(self) -> Json:
         """The same of an application that may have started just now: its controller knows of no worker before it has
         asked once. Whatever else is wrong is raised at once."""
-        begun_s = clock_s()
-        while True:
-            try:
-                return await self.status()
-            except NotYetError:
-                if clock_s() - begun_s > self._limit_s:
-                    raise
-                await asyncio.sleep(_ASK_EVERY_S)
+        return await self._patient_status(clock_s(), NotYetError)
 
     async def status_of(self, workers: Collection[str]) -> Json:
         """The same, once it has what each of these says of itself: a worker in a long step may be late. Raises
@@ -107,12 +100,12 @@ class Desk:
                 raise MovesStuckError(f"not everything is home within {self._limit_s:g} s: {status['modules_away']}")
             await asyncio.sleep(_ASK_EVERY_S)
 
-    async def _patient_status(self, since_s: float) -> Json:
+    async def _patient_status(self, since_s: float, late: type[UnreachableError] = UnreachableError) -> Json:
         """The status; a controller that is late, as under load it may be, is asked again until the limit."""
         while True:
             try:
                 return await self.status()
-            except UnreachableError:
+            except late:
                 if clock_s() - since_s > self._limit_s:
                     raise
                 await asyncio.sleep(_ASK_EVERY_S)

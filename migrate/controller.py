@@ -87,9 +87,7 @@ class Controller:
         situation = self._situation(seen, now_s)
         verdict = judge_order(situation, self.settings.planner, move)
         if self.is_bringing_home:
-            placements = seen.fleet.placements.values()
-            is_home = all(each.is_home for each in placements)
-            self.is_bringing_home = not is_home or bool(situation.under_way or situation.busy)
+            self.is_bringing_home = not _is_all_home(situation)
             if self.is_bringing_home and move.destination != move.instance:
                 detail = "everything is being brought home; wait until nothing is away any more"
                 raise MoveRefusedError(verdict.refused(Reason.BUSY, detail))
@@ -155,10 +153,8 @@ class Controller:
             if entry.outcome is not Outcome.DONE
         ]
         failed = [ended for ended in failed if ended in situation.recent]
-        is_home = True
         for placement in seen.fleet.placements.values():
             for host in sorted(placement.workers() - {placement.home}):
-                is_home = False
                 for part in homeward_moves(placement, host):
                     for move in part:
                         verdict = judge_order(situation, self.settings.planner, move)
@@ -168,8 +164,7 @@ class Controller:
                             break
                         if verdict.reason is not Reason.NO_ROOM:
                             break  # less of it would be refused too
-        # A worker may be at a move that an earlier controller ordered.
-        self.is_bringing_home = not is_home or bool(situation.under_way or situation.busy)
+        self.is_bringing_home = not _is_all_home(situation)
         return orders
 
     def _begin(self, verdict: Verdict, cause: Cause, why: str, now_s: float) -> Order:
@@ -178,3 +173,10 @@ class Controller:
         order = Order(self._num_orders, verdict.move, cause, why, now_s, verdict.prediction)
         self.history.begin(order)
         return order
+
+
+def _is_all_home(situation: Situation) -> bool:
+    """And stays so: a worker may be at a move that an earlier controller ordered."""
+    return not (situation.under_way or situation.busy) and all(
+        placement.is_home for placement in situation.fleet.placements.values()
+    )

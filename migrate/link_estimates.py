@@ -75,28 +75,23 @@ class LinkEstimates:
         pair = frozenset((one, other))
         rested_s = num_bytes / self.speeds.get(pair, self.usual).bytes_per_s
         if busy > _RESTED:
-            self._delayed(int(num_bytes * min(busy, 1.0)), max(copied_s - rested_s, took.duration_s / 100))
+            longer_s = max(copied_s - rested_s, took.duration_s / 100)
+            self._loaded = _weighed(self._loaded, FIRST_LOADED_BYTES_PER_S, int(num_bytes * min(busy, 1.0)), longer_s)
         # A link is no faster under load than at rest: a move that was quicker shows that it was taken for too slow.
         if busy <= _RESTED or copied_s < rested_s:
-            self._rested(pair, num_bytes, copied_s)
-
-    def _delayed(self, delayed_bytes: int, longer_s: float) -> None:
-        if self._loaded is None and delayed_bytes >= _TELLING_BYTES:
-            self._loaded = RateEstimate(delayed_bytes / longer_s, _HALF_LIFE_BYTES)
-            return
-        if self._loaded is None:
-            self._loaded = RateEstimate(FIRST_LOADED_BYTES_PER_S, _HALF_LIFE_BYTES)
-        self._loaded.update(delayed_bytes, longer_s)
-
-    def _rested(self, pair: frozenset[str], num_bytes: int, copied_s: float) -> None:
-        if pair not in self._rates and num_bytes >= _TELLING_BYTES:
-            self._rates[pair] = RateEstimate(num_bytes / copied_s, _HALF_LIFE_BYTES)
-            return
-        if pair not in self._rates:
-            self._rates[pair] = RateEstimate(self.usual.bytes_per_s, _HALF_LIFE_BYTES)
-        self._rates[pair].update(num_bytes, copied_s)
+            self._rates[pair] = _weighed(self._rates.get(pair), self.usual.bytes_per_s, num_bytes, copied_s)
 
     def forget(self, alive: frozenset[str]) -> None:
         """Drops pairs with a worker that is gone."""
         for pair in [pair for pair in self._rates if not pair <= alive]:
             del self._rates[pair]
+
+
+def _weighed(rate: RateEstimate | None, guess_per_s: float, num_bytes: int, seconds: float) -> RateEstimate:
+    """What is known with one more move: a first one that tells enough, or else weighed against what was known or
+    guessed."""
+    if rate is None and num_bytes >= _TELLING_BYTES:
+        return RateEstimate(num_bytes / seconds, _HALF_LIFE_BYTES)
+    rate = rate or RateEstimate(guess_per_s, _HALF_LIFE_BYTES)
+    rate.update(num_bytes, seconds)
+    return rate
