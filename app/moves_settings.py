@@ -63,6 +63,12 @@ class MovesSettings(SettingsBlock):
     )
     latency_budget_s: float = Field(default=10.0, gt=0, description="Longest that a move may be predicted to take.")
     rho: float = Field(default=1.5, ge=1, description="A move must gain so many times what it costs.")
+    min_gain: float = Field(
+        default=0.05,
+        ge=0,
+        description="By so much a move must lower the higher U of its two ends, however little it costs: "
+        "less is within the error of the figures.",
+    )
     horizon_s: float = Field(
         default=30.0,
         gt=0,

@@ -33,6 +33,8 @@ class MoveSettings:
     """Longest time that a move may take."""
     rho: float = 1.5
     """A move must gain this many times what it costs."""
+    min_gain: float = 0.05
+    """By so much a move must lower the higher U of its two ends, however little it costs."""
     horizon_s: float = 30.0
     """Time for which today's load is taken to last; also the time in which a backlog is to be worked off."""
     cool_down_s: float = 15.0
@@ -66,6 +68,7 @@ class MoveSettings:
 _LOWEST: Final = {
     "busy_from": (0.0, True),
     "delta_home": (0.0, True),
+    "min_gain": (0.0, True),
     "cool_down_s": (0.0, True),
     "compute_weight": (0.0, True),
     "memory_weight": (0.0, True),

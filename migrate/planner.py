@@ -65,7 +65,8 @@ def choose(verdicts: Sequence[Verdict], settings: MoveSettings) -> list[Verdict]
     """Leave at most one of the verdicts on moves from one worker to another accepted.
 
     Those that make the destination the new peak fall out. The lowest peak is the best; of equals one that goes home,
-    then one with fewer bytes. It stays accepted if what it gains until the horizon is worth its cost.
+    then one with fewer bytes. It stays accepted if it lowers the peak by `min_gain`, and what it gains until the
+    horizon is worth its cost.
     """
     judged = [_unless_new_peak(verdict) for verdict in verdicts]
     kept = [(verdict, verdict.prediction) for verdict in judged if verdict.accepted and verdict.prediction is not None]
@@ -193,12 +194,15 @@ def _rank(verdict: Verdict, predicted: Prediction) -> tuple[int, bool, int]:
 def _if_worth_it(verdict: Verdict, predicted: Prediction, settings: MoveSettings) -> Verdict:
     # While copies wait nothing is gained yet, and nothing lost either.
     moving_s = predicted.transfer_s - predicted.waiting_s
-    gain_s = (predicted.peak_before - predicted.peak_after) * (settings.horizon_s - predicted.waiting_s)
+    gain = predicted.peak_before - predicted.peak_after
+    gain_s = gain * (settings.horizon_s - predicted.waiting_s)
     cost_s = settings.rho * moving_s
     detail = (
         f"the peak falls from {predicted.peak_before:.3f} to {predicted.peak_after:.3f}, worth {gain_s:.3g} s; "
         f"{moving_s:.3g} s of moving count as {cost_s:.3g} s, after {predicted.waiting_s:.3g} s of waiting"
     )
+    if gain < settings.min_gain - SAME:
+        return verdict.refused(Reason.LITTLE_GAIN, f"{detail}; it must fall by {settings.min_gain:g} at least")
     return replace(verdict, reason=Reason.ACCEPTED if gain_s > cost_s else Reason.LITTLE_GAIN, detail=detail)
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from migrate.fleet import Fleet
-from migrate.inter_token import inter_token_s, turn_s
+from migrate.inter_token import inter_token_s
 from migrate.move_settings import MoveSettings
 from migrate.moves import Move
 from migrate.utilisation import Utilisation, utilisation
+from migrate.worker_share import turn_s
 
 HOME_TURNS: Final = 2
 """Calls in the engine's thread of the instance's home for which a move waits while steps go on: to begin, and to hold

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from migrate.fleet import Fleet
+from migrate.heads_apart import decode_wait_s, prefill_wait_s
 from migrate.move_settings import MoveSettings
 from migrate.offered_work import offered, reached_rows
 
@@ -39,8 +40,8 @@ def utilisation(fleet: Fleet, worker: str, settings: MoveSettings) -> Utilisatio
 
 
 def compute_load(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
-    """u_c: work offered to `worker`, its own and hosted, in seconds per second (ours). See `offered` and
-    `reached_rows`."""
+    """u_c: work offered to `worker`, its own and hosted, and waiting for heads elsewhere, in seconds per second (ours).
+    See `offered` and `reached_rows`."""
     times = fleet.model.times
     load = 0.0
     for figures in fleet.figures.values():
@@ -52,6 +53,11 @@ def compute_load(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
             load += decode * times.decode_token_s(rows, groups) * part.decode_layers
             if figures.worker == worker:
                 load += decode * times.head_token_s(rows, groups)
+                each = rows / min(groups, rows)
+                load += decode / each * decode_wait_s(fleet, worker, each, settings.horizon_s)
+        if figures.worker == worker and prefill > 0:
+            chunk = max(1.0, figures.prefill_step_tokens)
+            load += prefill / chunk * prefill_wait_s(fleet, worker, chunk, settings.horizon_s)
     return load
 
 

@@ -9,6 +9,7 @@ from migrate.fleet import Fleet
 from migrate.move_settings import MoveSettings
 from migrate.placement import Placement
 from migrate.worker_figures import WorkerFigures
+from migrate.worker_share import busy_with_others
 
 
 def model(
@@ -78,6 +79,20 @@ def rows_shared(fleet: Fleet, tokens_per_s: float, settings: MoveSettings) -> fl
     return min(rows * settings.max_itl_ratio, times.full_batch)
 
 
+def waited_s(fleet: Fleet, home: str, rows: float, attention_s: float, horizon_s: float) -> float:
+    """What home waits for heads elsewhere in one pass, layer by layer. `attention_s`: of all heads of one layer."""
+    placement, sizes, seconds = fleet.placements[home], fleet.model.sizes, 0.0
+    for owner, lanes in zip(placement.layer_workers, placement.lane_workers, strict=True):
+        arrivals = [0.0]
+        for host in (set(lanes) - {home}) if owner == home else ():
+            heads, link = lanes.count(host), fleet.model.link_between(home, host)
+            slow = 1 + (busy_with_others(fleet, home, host, horizon_s) if host in fleet.figures else 0)
+            num_bytes = rows * heads * 2 * (sizes.query_bytes + sizes.key_bytes)
+            arrivals.append(attention_s * heads / len(lanes) * slow + num_bytes / link.bytes_per_s + 2 * link.latency_s)
+        seconds += max(0.0, max(arrivals) - attention_s * lanes.count(home) / len(lanes))
+    return seconds
+
+
 def load_by_lane(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
     """U of a worker, summed lane by lane and layer by layer."""
     times, sizes = fleet.model.times, fleet.model.sizes
@@ -105,6 +120,12 @@ def load_by_lane(fleet: Fleet, worker: str, settings: MoveSettings) -> float:
                     live_pages += own.live_blocks
         if home == worker:
             compute += decode * (times.head_step_s * min(groups, rows) / rows + times.head_row_s)
+            group, chunk = rows / min(groups, rows), max(1.0, own.prefill_step_tokens)
+            attention_s = times.decode_attention_share * (times.step_s + times.row_s * group)
+            compute += decode / group * waited_s(fleet, home, group, attention_s, settings.horizon_s)
+            chunk_attention_s = times.prefill_attention_share * times.prefill_token_s * chunk
+            chunks = (own.prefill_tokens_per_s + own.pending_prefill_tokens / settings.horizon_s) / chunk
+            compute += chunks * waited_s(fleet, home, chunk, chunk_attention_s, settings.horizon_s)
     for_kv = fleet.figures[worker].memory_bytes - len(weights) * sizes.layer_weight_bytes
     memory = live_pages * sizes.page_bytes / for_kv
     return settings.compute_weight * compute + settings.memory_weight * memory

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from migrate.fleet import Fleet
-from migrate.inter_token import busy_with_others, inter_token_s, turn_s, undisturbed_s
+from migrate.inter_token import inter_token_s, undisturbed_s
+from migrate.worker_share import busy_with_others, turn_s
 from tests.migrate.fleets import at_home, fleet, model, worker
 
 HORIZON_S = 30.0

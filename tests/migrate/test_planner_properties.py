@@ -23,8 +23,9 @@ from migrate.verdict import Reason, Situation
 from migrate.worker_figures import WorkerFigures
 from tests.migrate.fleets import at_home, fleet, load_by_lane, model, worker
 
-QUICK = MoveSettings(period_s=1, window_s=1, busy_from=0, cool_down_s=3)
-"""Cools down in three periods, so that moves stop because of the loads and not because of that."""
+QUICK = MoveSettings(period_s=1, window_s=1, busy_from=0, cool_down_s=3, min_gain=0)
+"""Cools down in three periods and takes the least gain, so that moves stop because of the loads and not because of
+that."""
 
 
 @dataclass

@@ -79,14 +79,30 @@ def test_a_split_batch_costs_more() -> None:
 
 
 def test_heads_take_their_attention_and_kv_along() -> None:
-    # Half of 0.4 is attention; two heads in each of two layers are a quarter of it, and of the KV.
+    # Half of 0.4 is attention; two heads in each of two layers are a quarter of it, and of the KV. Each layer takes
+    # 0.25 ms of a token here and there, and there 0.24 ms more for 24 bytes, for which a waits: 100 x 2 x 0.24 ms.
     cost = model(attention=0.5)
     placed = at_home("a", cost).with_heads_moved([0, 1], [0, 1], "b")
     heads = fleet(cost, worker("a", prefill_tokens_per_s=100, live_blocks=40), worker("b"), placed=(placed,))
-    assert utilisation(heads, "a", SETTINGS).compute == pytest.approx(0.35)
+    assert utilisation(heads, "a", SETTINGS).compute == pytest.approx(0.35 + 0.048)
     assert utilisation(heads, "b", SETTINGS).compute == pytest.approx(0.05)
     assert utilisation(heads, "a", SETTINGS).memory == pytest.approx(0.3)
     assert utilisation(heads, "b", SETTINGS).memory == pytest.approx(0.1)
+
+
+def test_heads_elsewhere_are_waited_for_once_a_step() -> None:
+    # One row every 12 ms wants two in a step with tokens twice as far apart: 41.7 steps/s. In each of three layers
+    # these wait for 2 x 1 ms and 2 rows x 12 bytes, 0.24 ms; nothing is attention. Prompts in chunks of 50 add 2
+    # chunks/s, each of which waits 3 x (2 + 6) ms.
+    cost = model(latency_s=0.001)
+    placed = at_home("a", cost).with_heads_moved([0, 1, 2], [3], "b")
+    figures = {"running": 1, "decode_tokens_per_s": 1 / 0.012}
+    for prompts, chunks_wait in ({}, 0.0), ({"prefill_tokens_per_s": 100, "prefill_step_tokens": 50}, 2 * 0.024):
+        home = fleet(cost, worker("a", **figures, **prompts), worker("b"))
+        away = fleet(cost, worker("a", **figures, **prompts), worker("b"), placed=(placed,))
+        waiting = utilisation(away, "a", SETTINGS).compute - utilisation(home, "a", SETTINGS).compute
+        assert waiting == pytest.approx(3 * 0.00224 / 0.024 + chunks_wait)
+        assert utilisation(away, "b", SETTINGS).compute == 0
 
 
 @settings(deadline=None)
