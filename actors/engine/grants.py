@@ -147,8 +147,9 @@ class Grants:
         return slabs // max(1, len(own.lanes) - len(lanes)) * arena.slab_pages
 
     def release(self, instance: str, lanes: Collection[Lane] | None = None, layers: Collection[int] = ()) -> int:
-        """Takes lanes, and layers with all their lanes, of a hosted instance away: they have gone elsewhere, or its
-        move was given up. With neither, all of it. Returns by how many blocks the own pool grew.
+        """Takes lanes, and the weights of layers, of a hosted instance away: they have gone elsewhere, or its move was
+        given up. Without `lanes` layers go with all of theirs, and with neither, all of it. Returns by how many blocks
+        the own pool grew.
 
         Raises:
             ValueError: it is not hosted here, has not all of these, or would keep a layer without a lane.
@@ -158,7 +159,7 @@ class Grants:
         hosted = self.instances[instance]
         if lanes is None and not layers:
             lanes, layers = list(hosted.lanes.lanes), set(hosted.layers)
-        gone = set(lanes or ()) | {lane for lane in hosted.lanes.lanes if lane[0] in layers}
+        gone = {lane for lane in hosted.lanes.lanes if lane[0] in layers} if lanes is None else set(lanes)
         if not gone <= set(hosted.lanes.lanes) or not set(layers) <= hosted.layers:
             raise ValueError(f"instance {instance!r} has not all of lanes {sorted(gone)}, layers {sorted(layers)} here")
         if bare := hosted.layers - set(layers) - {layer for layer, _ in hosted.lanes.lanes - gone}:

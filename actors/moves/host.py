@@ -175,7 +175,8 @@ def _use_version(grants: Grants, question: Question) -> Reply:
 def _release(engine: Engine, question: Question) -> Reply:
     fields = Fields(question.message.meta)
     lanes, layers = fields.lanes(), fields.numbers("layers")
-    grown = engine.release(question.peer, lanes or None, layers)
+    # Heads of a layer that was to come may have been here before, and stay: then its weights alone are given back.
+    grown = engine.release(question.peer, lanes if lanes or layers else None, layers)
     return encode(grown_blocks=grown), ()
 
 

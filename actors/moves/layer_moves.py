@@ -80,7 +80,8 @@ class LayerMoves:
 
     async def make(self, move: Move) -> MoveReport:
         """Makes a move from home to another worker, or home again. The link between the two must be there. One that is
-        cancelled was made or was none, as the placement says.
+        cancelled was made or was none, as the placement says. Heads of the layers that are at the destination stay
+        there.
 
         Raises:
             ValueError: a move that is none of this instance's, that ends at neither home nor begins there, or after
@@ -90,15 +91,16 @@ class LayerMoves:
         async with self._home.busy(str(move)):
             after, started_s, tally = move.after(self._home.placement), time.monotonic(), _Tally()
             stages_of(after)  # which refuses now what no engine could run after the switch
-            placement, lanes = self._home.placement, set(self._lanes(move))
-            home = placement.home
-            if away := sorted(lanes - set(placement.lanes_on(move.source))):
+            placement = self._home.placement
+            home, arrived = placement.home, set(placement.lanes_on(move.destination))
+            lanes = tuple(lane for lane in self._lanes(move) if lane not in arrived)
+            if away := sorted(set(lanes) - set(placement.lanes_on(move.source))):
                 raise ValueError(f"{move}: KV of (layer, head) {away} is not on {move.source!r}; bring it there first")
             try:
                 if move.source == home:
-                    await self._send(move, after, tally)
+                    await self._send(move, lanes, after, tally)
                 elif move.destination == home:
-                    await self._fetch(move, after, tally)
+                    await self._fetch(move, lanes, after, tally)
                 else:
                     raise ValueError(f"{move}: modules move from home or to it; bring them home first")
             except (QuestionFailedError, GrantRefusedError) as error:
@@ -106,8 +108,8 @@ class LayerMoves:
             duration_s = time.monotonic() - started_s
             return MoveReport(move, tally.weight_bytes, tally.kv_bytes, duration_s, tally.held_s, tally.pool_blocks)
 
-    async def _send(self, move: Move, after: Placement, tally: _Tally) -> None:
-        host, lanes, layers = move.destination, self._lanes(move), weights_of(move)
+    async def _send(self, move: Move, lanes: tuple[Lane, ...], after: Placement, tally: _Tally) -> None:
+        host, layers = move.destination, weights_of(move)
         limit = self._home.grants.limits.get(host)  # none but moves of this instance change it
         try:
             opened, num_blocks, layers_to_copy = await self._agree(host, lanes, layers, tally)
@@ -177,8 +179,8 @@ class LayerMoves:
         async with self._steps_held(tally):
             await self._home.follow_moved_blocks(await self._home.engine_wholly(shrink))
 
-    async def _fetch(self, move: Move, after: Placement, tally: _Tally) -> None:
-        host, lanes, layers = move.source, self._lanes(move), weights_of(move)
+    async def _fetch(self, move: Move, lanes: tuple[Lane, ...], after: Placement, tally: _Tally) -> None:
+        host, layers = move.source, weights_of(move)
 
         def make_room(engine: Engine) -> tuple[Grant, list[int]]:
             return engine.lanes_returning(lanes, layers), self._early_blocks(engine)

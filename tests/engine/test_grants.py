@@ -9,6 +9,7 @@ import torch
 
 from actors.engine.engine import Engine
 from actors.engine.grants import BlocksWanted
+from actors.engine.layer_memory import OWN_INSTANCE
 from actors.engine.module_transfer import PageChunk, TransferError
 from actors.engine.request import EngineRequest
 from actors.engine.room import GrantRefusedError
@@ -37,6 +38,11 @@ def books(engine: Engine) -> object:
         engine.grants.returning,
         loaded.arena.pages.clone().view(-1).tolist(),
     )
+
+
+def room(engine: Engine) -> tuple[int, int]:
+    """Blocks of its own, and slabs that nobody has."""
+    return engine.blocks.num_blocks, engine.loaded.arena.num_free_slabs
 
 
 def test_departed_layer_gives_exactly_its_bytes_to_the_source(llama_folder: Path, make_engine: MakeEngine) -> None:
@@ -216,6 +222,27 @@ def test_shared_weights_lie_once_and_leave_with_the_last(llama_folder: Path, mak
     engine.release("b", layers=[2])
     assert memory.slabs.keys() == {0, 1}
     assert engine.grants.instances == {}
+
+
+def test_a_layer_that_is_given_back_leaves_the_heads_that_were_there(
+    llama_folder: Path, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(llama_folder, kv_cache_blocks=32)
+    fingerprint, before = engine.loaded.fingerprint, room(engine)
+    engine.grant("a", [(2, 0)], [], 4, fingerprint)
+    hosted, memory = engine.grants.instances["a"], engine.loaded.layer_memory
+    with_heads = room(engine), list(hosted.lanes.places())
+    engine.grant("a", [(2, 1)], [2], 4, fingerprint)
+    engine.release("a", [(2, 1)], [2])
+    assert (room(engine), list(hosted.lanes.places())) == with_heads
+    assert (hosted.layers, memory.holders(2)) == (set(), {OWN_INSTANCE})
+    # Weights alone, where all heads were here.
+    engine.grant("a", [(2, 1)], [], 4, fingerprint)
+    engine.grant("a", [], [2], 4, fingerprint)
+    engine.release("a", [], [2])
+    assert (set(hosted.lanes.lanes), hosted.layers) == ({(2, 0), (2, 1)}, set())
+    engine.release("a")
+    assert room(engine) == before
 
 
 def test_another_model_is_refused(llama_folder: Path, make_engine: MakeEngine) -> None:

@@ -153,8 +153,9 @@ class GrantsMachine(RuleBasedStateMachine):
         hosted, before = self.engine.grants.instances.get(name), self.engine.blocks.num_blocks
         if hosted is not None:
             lanes = data.draw(st.none() | st.sets(st.sampled_from(sorted(hosted.lanes.lanes)), min_size=1))
+            more = data.draw(st.sets(st.sampled_from([0, 1, 2]))) & hosted.layers
             bare = hosted.layers - {layer for layer, _ in hosted.lanes.lanes - (lanes or set())}
-            grown = self.engine.release(name, lanes, bare if lanes else ())
+            grown = self.engine.release(name, lanes, bare | more if lanes else ())
             assert self.engine.blocks.num_blocks == before + grown
             here = hosted.lanes.lanes
             self.hosted[name] = {key: value for key, value in self.hosted[name].items() if key[0] in here}

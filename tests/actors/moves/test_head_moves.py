@@ -51,8 +51,18 @@ WITH_LAYERS: list[Move] = [
     back(0, 1),
 ]
 
+BEFORE_LAYERS: list[Move] = [
+    out(1, 2, head=0),
+    LayerMove("home", 2, 1, "home", "host"),
+    LayerMove("home", 1, 1, "home", "host"),
+    LayerMove("home", 1, 2, "host", "home"),
+]
+"""Layers follow heads of theirs."""
 
-@pytest.mark.parametrize("wanted", [HEADS_ALONE, WITH_LAYERS], ids=["heads alone", "with layers"])
+
+@pytest.mark.parametrize(
+    "wanted", [HEADS_ALONE, WITH_LAYERS, BEFORE_LAYERS], ids=["heads alone", "with layers", "before layers"]
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
 @pytest.mark.parametrize("sampling", [greedy(40), SamplingParams(40, temperature=0.8, seed=5, ignore_eos=True)])
 def test_nobody_notices(
@@ -121,9 +131,39 @@ def test_a_link_that_dies_in_the_middle_of_a_layer_is_a_step_that_failed(
     home.wait_for_failure()
 
 
-def test_what_is_no_move_is_refused(make_worker: MakeWorker) -> None:
+def test_heads_stay_where_they_were_when_their_layer_does_not_follow(
+    family_folder: FolderOf, make_worker: MakeWorker, network: MemoryNetwork
+) -> None:
     home, host = make_worker("home"), make_worker("host")
     join(home, host)
+
+    async def run() -> None:
+        moves = await make_all(home, [out(1, 2)])
+        home.start(PROMPTS, greedy(30))
+        home.wait()
+        before = books(home), books(host)
+        hosted = host.engine.grants.instances["home"]
+        network.faults("host", "home").hold()
+        moving = asyncio.create_task(moves.make(LayerMove("home", 1, 2, "home", "host")))
+        while hosted.layers != {1, 2}:
+            await asyncio.sleep(0)
+        moving.cancel()
+        network.faults("host", "home").release()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+        assert (set(hosted.lanes.lanes), hosted.layers) == ({(1, 1), (2, 1)}, set())
+        assert (books(home), books(host)) == before
+        # Their KV too: the prompts are found again.
+        home.start(PROMPTS, greedy(30))
+        assert_greedy(load_reference(family_folder("llama")), PROMPTS * 2, home.wait())
+
+    asyncio.run(run())
+
+
+def test_what_is_no_move_is_refused(make_worker: MakeWorker) -> None:
+    home, host, third = make_worker("home"), make_worker("host"), make_worker("third")
+    join(home, host)
+    join(home, third)
     moves = moves_of(home)
     for wrong, words in (
         (out(5), "do not exist"),
@@ -132,6 +172,6 @@ def test_what_is_no_move_is_refused(make_worker: MakeWorker) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             asyncio.run(moves.make(wrong))
-    asyncio.run(moves.make(out(2)))
+    asyncio.run(moves.make(out(2, host="third")))
     with pytest.raises(ValueError, match="bring it there first"):
         asyncio.run(moves.make(LayerMove("home", 2, 1, "home", "host")))
