@@ -328,6 +328,7 @@ class Worker:
             self._engine.scheduler.num_preemptions,
             self._exchange.counts,
             dict(self._exchange.misses),
+            0 if self._moves is None else self._moves.num_repairs,
         )
 
     def _in_loop(self, function: Any, *arguments: Any) -> None:

@@ -24,8 +24,10 @@ def worker_readings(
     num_preemptions: int,
     exchange: ExchangeCounts,
     misses: Mapping[str, int],
+    num_repairs: int = 0,
 ) -> Readings:
-    """`misses`: by metric label, without what the store refused, which it counts itself."""
+    """`misses`: by metric label, without what the store refused, which it counts itself. `num_repairs`: of its
+    instance's placement."""
     readings: Readings = {
         (table.RUNNING, (role, worker_id)): load.running_requests,
         (table.WAITING, (role, worker_id)): load.waiting_requests,
@@ -35,6 +37,7 @@ def worker_readings(
         (table.HOSTED_STAGES, (role, worker_id)): engine.hosted_stages,
         (table.HOSTED_S, (role, worker_id)): engine.hosted_s,
         (table.AWAITED_S, (role, worker_id)): engine.awaited_s,
+        (table.REPAIRS, (role, worker_id)): num_repairs,
         (table.PREFIX_QUERIES, (role,)): engine.prompt_tokens,
         (table.PREFIX_HITS, (role, "device")): engine.device_hit_tokens,
         (table.LOOKUPS, (role,)): exchange.lookups,

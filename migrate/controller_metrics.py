@@ -6,6 +6,7 @@ from kv.metrics import table
 from kv.metrics.table import Readings
 from migrate.controller import Controller, Observation
 from migrate.controller_view import modules_away
+from migrate.utilisation import utilisation
 
 
 def controller_readings(controller: Controller, seen: Observation | None) -> Readings:
@@ -18,4 +19,9 @@ def controller_readings(controller: Controller, seen: Observation | None) -> Rea
     if seen is not None:
         away = modules_away(seen.fleet.placements.values())
         readings |= {(table.MODULES_AWAY, (kind,)): count for kind, count in away.items()}
+        # Not by worker: a gauge of one that has left would stay as it was.
+        loads = [utilisation(seen.fleet, name, controller.settings.planner).weighted for name in seen.fleet.figures]
+        if loads:
+            of = {"highest": max(loads), "mean": sum(loads) / len(loads), "lowest": min(loads)}
+            readings |= {(table.WORKER_LOADS, (which,)): load for which, load in of.items()}
     return readings

@@ -130,6 +130,11 @@ class WorkerMoves:
         """Another worker has not run its part of a step."""
         self._repairs.begin(failure.worker, failure.reason)
 
+    @property
+    def num_repairs(self) -> int:
+        """See `PlacementState.repairs`."""
+        return self._repairs.count
+
     def expire(self) -> None:
         """To be called now and then: ends questions that have not been answered in time."""
         self._calls.expire(time.monotonic())

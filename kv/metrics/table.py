@@ -155,6 +155,12 @@ AWAITED_S = _add(
     ("role", "worker"),
     "Seconds in which a worker had nothing to do, since other workers were to run their layers of its steps first.",
 )
+REPAIRS = _add(
+    "placement_repairs_total",
+    "counter",
+    ("role", "worker"),
+    "Times that a host of the worker's layers or heads was lost, and these were taken home.",
+)
 
 PREFIX_QUERIES = _add(
     "prefix_cache_queries_tokens_total",
@@ -284,4 +290,10 @@ MODULES_AWAY = _add(
     "gauge",
     ("kind",),
     "Layers that are not at home, and heads of single layers apart from their layer.",
+)
+WORKER_LOADS = _add(
+    "moves_worker_load",
+    "gauge",
+    ("of",),
+    "U, the load by which moves are planned: of the most and the least loaded worker (highest, lowest), and the mean.",
 )

@@ -53,7 +53,7 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     assert [panel["title"] for panel in board["panels"] if panel["type"] == "row"] == [
-        "Requests", "Roles", "Cache", "Tiers",
+        "Requests", "Roles", "Cache", "Tiers", "Moves",
     ]  # fmt: skip
 
 

@@ -25,10 +25,10 @@ from kv.store_stats import DiskStats, StoreStats
 from migrate.controller import Controller, Observation
 from migrate.controller_metrics import controller_readings
 from migrate.controller_settings import ControllerSettings
-from migrate.fleet import Fleet
 from migrate.move_history import Outcome
 from migrate.placement import Placement
-from tests.migrate.fleets import model
+from tests.migrate.fleets import fleet, model
+from tests.migrate.fleets import worker as workload
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -56,7 +56,7 @@ def worker() -> Readings:
     engine.count_hosted(0.25)
     engine.count_hosted(0.5)
     load = LoadSnapshot(total_blocks=60, live_blocks=50, running_requests=4, waiting_requests=6)
-    return worker_readings("prefill", "w1", engine, load, 8, counts, Counter(timeout=2, part_magic=1))
+    return worker_readings("prefill", "w1", engine, load, 8, counts, Counter(timeout=2, part_magic=1), 2)
 
 
 def requests() -> Readings:
@@ -70,11 +70,12 @@ def requests() -> Readings:
 
 def moves() -> Readings:
     home = Placement.at_home("a", 2, 2)
-    fleet = Fleet.of([], [home.with_layers_moved(1, 1, "b")], model(layers=2, heads=2))
+    busy, idle = workload("a", prefill_tokens_per_s=200), workload("b")
+    cost, away = model(layers=2, heads=2), home.with_layers_moved(1, 1, "b")
     controller = Controller(ControllerSettings())
     controller.history.counts["layers", Outcome.DONE] = 1
     controller.history.moved_bytes["layers", "kv"] = 7
-    return controller_readings(controller, Observation(fleet, 0.0))
+    return controller_readings(controller, Observation(fleet(cost, busy, idle, placed=(away,)), 0.0))
 
 
 def all_readings() -> Readings:
@@ -115,6 +116,7 @@ def test_a_worker_tells_its_load_and_hits_by_tier() -> None:
         (table.HOSTED_STAGES, ("prefill", "w1")): 2,
         (table.HOSTED_S, ("prefill", "w1")): 0.75,
         (table.AWAITED_S, ("prefill", "w1")): 1.5,
+        (table.REPAIRS, ("prefill", "w1")): 2,
         (table.PREFIX_QUERIES, ("prefill",)): 500,
         (table.PREFIX_HITS, ("prefill", "device")): 30,
         (table.PREFIX_HITS, ("prefill", "dram")): 32,
