@@ -136,8 +136,9 @@ class ControlServer:
             raise MoveFailedError(f"{move}: layers move in mode balanced only")
         return await self._links.order(move, home)
 
-    async def placements(self) -> dict[str, PlacementState]:
-        """What each worker says of where its instance lies; of none where layers do not move."""
+    async def placements(self) -> dict[str, PlacementState | None]:
+        """What each worker says of where its instance lies, None where it does not answer; empty where layers do not
+        move."""
         return {} if self._links is None else await self._links.placements()
 
     async def check_health(self) -> None:

@@ -91,10 +91,10 @@ class RayCell:
         asked = [self._reading(address_of(member).actor) for member in roster.members]
         return [reading for reading in await asyncio.gather(*asked) if reading is not None]
 
-    async def placements(self) -> Mapping[str, State]:
+    async def placements(self) -> Mapping[str, State | None]:
         """See `Cell`."""
         async with asyncio.timeout(_CONTROL_TIMEOUT_S):
-            states: Mapping[str, State] = await self._control.placements.remote()
+            states: Mapping[str, State | None] = await self._control.placements.remote()
         return states
 
     async def order_move(self, move: Move, home: str) -> Report:

@@ -9,9 +9,11 @@ from migrate.cost_model import ModelSizes
 from migrate.worker_reading import WorkerReading
 
 
-def take_reading(worker_id: str, engine: Engine, now_s: float, *, store_has_cached: bool = False) -> WorkerReading:
-    """Reads an engine between two steps. `store_has_cached`: KV that no request refers to stays behind when layers
-    move, as in `LayerMoves`."""
+def take_reading(
+    worker_id: str, engine: Engine, now_s: float, *, epoch: int = 0, store_has_cached: bool = False
+) -> WorkerReading:
+    """Reads an engine between two steps. `epoch`: of the worker's life. `store_has_cached`: KV that no request refers
+    to stays behind when layers move, as in `LayerMoves`."""
     snapshot, counters, arena = take_snapshot(engine), engine.counters, engine.loaded.arena
     moving_blocks = engine.blocks.num_live + (0 if store_has_cached else engine.blocks.num_cached)
     waiting = [
@@ -28,6 +30,7 @@ def take_reading(worker_id: str, engine: Engine, now_s: float, *, store_has_cach
         total_blocks=snapshot.total_blocks,
         live_blocks=snapshot.live_blocks,
         cached_blocks=moving_blocks - snapshot.live_blocks,
+        epoch=epoch,
         pending_prefill_tokens=snapshot.pending_tokens.total(),
         waiting_answers=len(waiting),
         waiting_answer_tokens=sum(sequence.request.sampling.max_tokens for sequence in waiting),

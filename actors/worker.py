@@ -247,8 +247,8 @@ class Worker:
         from actors.planner_reading import take_reading
 
         def read(engine: Engine) -> WorkerReading:
-            cached_stays = self._settings.share_prefixes
-            return take_reading(self._worker_id, engine, time.monotonic(), store_has_cached=cached_stays)
+            epoch, cached_stays = self._settings.epoch, self._settings.share_prefixes
+            return take_reading(self._worker_id, engine, time.monotonic(), epoch=epoch, store_has_cached=cached_stays)
 
         return await asyncio.wrap_future(self._thread.call(read))
 

@@ -33,6 +33,8 @@ class Observation:
     """Why no plan can be made of it, traffic or costs not having been measured yet; empty where one can."""
     busy: Mapping[str, str] = field(default_factory=dict)
     """Workers whose instance is being moved or repaired, by their own account, with what it is in words."""
+    silent: frozenset[str] = frozenset()
+    """Workers that are alive and have not told all that there is to know. They are not in the fleet."""
 
 
 class MoveRefusedError(ValueError):
@@ -141,7 +143,7 @@ class Controller:
                 under_way.append(entry.order.move)
             if now_s - entry.ended_s < max(cool_down_s, self.settings.planner.window_s):
                 recent.append(EndedMove(entry.order.move, entry.ended_s))
-        return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s, seen.busy, self.abilities)
+        return Situation(seen.fleet, tuple(under_way), tuple(recent), now_s, seen.busy, self.abilities, seen.silent)
 
     def _plan_homeward(self, seen: Observation, now_s: float) -> list[Order]:
         """One move for each worker that is free. What failed lately has a rest, so that no worker is asked in
@@ -176,7 +178,7 @@ class Controller:
 
 
 def _is_all_home(situation: Situation) -> bool:
-    """And stays so: a worker may be at a move that an earlier controller ordered."""
-    return not (situation.under_way or situation.busy) and all(
+    """And stays so: a worker may be at a move that an earlier controller ordered. Of a silent one nobody knows."""
+    return not (situation.under_way or situation.busy or situation.silent) and all(
         placement.is_home for placement in situation.fleet.placements.values()
     )

@@ -36,6 +36,7 @@ def status_view(controller: Controller, seen: Observation, now_s: float) -> Json
             }
             for name in sorted(fleet.figures)
         },
+        "silent": sorted(seen.silent),
         "times": asdict(fleet.model.times),
         "placements": [placement_view(fleet.placements[home]) for home in sorted(fleet.placements)],
         "modules_away": modules_away(fleet.placements.values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from migrate.controller import Observation
@@ -29,23 +29,29 @@ class Observer:
         self._times = StepTimes()
 
     def look(
-        self, readings: Iterable[WorkerReading], placements: Iterable[Placement], asked_s: float, window_s: float
+        self,
+        readings: Iterable[WorkerReading],
+        placements: Mapping[str, Placement | None],
+        asked_s: float,
+        window_s: float,
     ) -> Observation | str:
-        """What is seen now; a string says why nothing is. To be called once a period, with those who answered.
+        """What is seen now; a string says why nothing is. To be called once a period.
 
         A worker of which only one of the two is known is left out, and so is, for others, what lies there.
 
         Args:
+            readings: of those who answered.
+            placements: by worker that is alive; None where it has not said. What is known of others is forgotten.
             asked_s: on the controller's clock, before the first worker was asked.
             window_s: traffic is that of the last so many seconds, and nothing is planned before they have passed: the
                 first requests of a busy hour look like an imbalance, and so does a single long prompt.
         """
-        by_home = {placement.home: placement for placement in placements}
+        by_home = {name: placement for name, placement in placements.items() if placement is not None}
         known = {reading.worker: reading for reading in readings if reading.worker in by_home}
         if not known:
             return "no worker has told yet what it does and where its layers are"
         self._take_in(known, window_s)
-        self._readings = {name: kept for name, kept in self._readings.items() if name in by_home}
+        self._readings = {name: kept for name, kept in self._readings.items() if name in placements}
         sizes = next(iter(known.values())).sizes
         full_batch = max(reading.full_batch for reading in known.values())
         measured = self._times.measured(sizes.num_layers, full_batch)
@@ -58,7 +64,7 @@ class Observer:
             self.links.switch_s,
             _longest([reading.hosted_slice_s for reading in known.values()]),
         )
-        self.links.forget(frozenset(by_home))
+        self.links.forget(frozenset(placements))
         newcomers = sorted(name for name in known if self._span_s(name) < window_s)
         figures = [self._figures(name) for name in known]
         not_planned = ""
@@ -69,7 +75,8 @@ class Observer:
             )
         elif measured is None or self._is_unmeasured(figures):
             not_planned = "too few steps were run to know what they cost; wait for traffic"
-        return Observation(Fleet.of(figures, [by_home[name] for name in known], cost), asked_s, not_planned)
+        fleet = Fleet.of(figures, [by_home[name] for name in known], cost)
+        return Observation(fleet, asked_s, not_planned, silent=frozenset(placements.keys() - known.keys()))
 
     def _is_unmeasured(self, figures: Sequence[WorkerFigures]) -> bool:
         """Whether there is work of a kind that has not been measured, and would seem to cost nothing beside the
@@ -87,10 +94,12 @@ class Observer:
         return kept[-1].taken_s - kept[0].taken_s
 
     def _take_in(self, known: dict[str, WorkerReading], window_s: float) -> None:
-        """Adds what steps took since the last look; all steps of a worker that is new count."""
+        """Adds what steps took since the last look; all steps of a worker that is new, or was started again, count."""
         fresh = StepTimes()
         for name, reading in known.items():
             kept = self._readings.setdefault(name, deque())
+            if kept and kept[-1].epoch != reading.epoch:
+                kept.clear()
             fresh = fresh.plus(reading.step_times)
             if kept:
                 fresh = fresh.plus(kept[-1].step_times, -1.0)

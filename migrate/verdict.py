@@ -22,6 +22,7 @@ class Reason(StrEnum):
 
     ACCEPTED = "accepted"
     UNKNOWN_WORKER = "unknown worker"
+    SILENT = "does not answer"
     ONE_KV_HEAD = "one KV head"
     INVALID = "invalid"
     UNABLE = "workers cannot"
@@ -87,12 +88,14 @@ class Situation:
     busy: Mapping[str, str] = field(default_factory=dict)
     """Workers whose instance is being moved or repaired, whoever wanted that; with what it is, in words."""
     abilities: Abilities = Abilities()
+    silent: frozenset[str] = frozenset()
+    """Workers that are alive and not in the fleet, since they have not answered."""
 
 
 def judge_order(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
     """Whether `move` can be made at all: what a person who orders it is told. Whether it pays is not asked."""
     fleet = situation.fleet
-    problem = _unknown(fleet, move) or _in_the_way(situation, move) or _impossible(situation, move)
+    problem = _unknown(situation, move) or _in_the_way(situation, move) or _impossible(situation, move)
     if problem is not None:
         return Verdict(move, *problem, prediction=None)
     predicted = predict(fleet, move, settings)
@@ -145,12 +148,20 @@ def judge(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
     return verdict
 
 
-def _unknown(fleet: Fleet, move: Move) -> tuple[Reason, str] | None:
-    known = ", ".join(sorted(fleet.figures))
+def _unknown(situation: Situation, move: Move) -> tuple[Reason, str] | None:
+    fleet, silent = situation.fleet, situation.silent
+    known = ", ".join(sorted(fleet.figures.keys() | silent))
     for role, worker in (("instance", move.instance), ("source", move.source), ("destination", move.destination)):
+        if worker in silent:
+            return Reason.SILENT, f"{role} {worker!r} has not answered lately; wait until it does"
         if worker not in fleet.figures:
             return Reason.UNKNOWN_WORKER, f"{role} {worker!r} is not a worker that is alive; these are: {known}"
     lost = sorted(fleet.placements[move.instance].workers() - fleet.figures.keys())
+    if lost and silent.issuperset(lost):
+        return (
+            Reason.SILENT,
+            f"{move.instance!r} has parts on {lost}, which have not answered lately; wait until they do",
+        )
     if lost:
         return (
             Reason.UNKNOWN_WORKER,

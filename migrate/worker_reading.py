@@ -26,6 +26,8 @@ class WorkerReading:
     live_blocks: int = 0
     cached_blocks: int = 0
     """Others with content that a move takes along."""
+    epoch: int = 0
+    """Of the worker's life: it is another one where it was started again, and has counted from 0."""
     pending_prefill_tokens: int = 0
     """Prompt tokens that are still to be computed, of requests that are here."""
     waiting_answers: int = 0
@@ -71,12 +73,13 @@ def figures_between(before: WorkerReading, after: WorkerReading) -> WorkerFigure
     """A worker's figures over the time between two of its readings.
 
     Raises:
-        ValueError: they are of two workers, or the second one is not the later.
+        ValueError: they are of two workers, or of two lives of one, or the second one is not the later.
     """
-    if before.worker != after.worker or not after.taken_s > before.taken_s:
+    life, same = (before.worker, before.epoch), (after.worker, after.epoch)
+    if life != same or not after.taken_s > before.taken_s:
         raise ValueError(
-            f"readings of {before.worker!r} at {before.taken_s} and of {after.worker!r} at {after.taken_s} were given; "
-            "give two of one worker, the earlier one first"
+            f"readings of {life} at {before.taken_s} and of {same} at {after.taken_s} were given; give two of one "
+            "worker and epoch, the earlier one first"
         )
     period_s = after.taken_s - before.taken_s
     prefill_tokens = after.prefill_tokens - before.prefill_tokens

@@ -83,11 +83,11 @@ class ControlLinks:
             for worker in workers:
                 del self._busy[worker]
 
-    async def placements(self) -> dict[str, PlacementState]:
-        """What each worker says of itself, by its id; those that do not answer are left out."""
+    async def placements(self) -> dict[str, PlacementState | None]:
+        """What each worker says of itself, by its id; None where one that is alive does not answer."""
         members = self._roster.members(suspects=True)
         states = await asyncio.gather(*(_answer(self._worker(m.worker_id).placement_state.remote()) for m in members))
-        return {member.worker_id: state for member, state in zip(members, states, strict=True) if state is not None}
+        return {member.worker_id: state for member, state in zip(members, states, strict=True)}
 
     def prepare(self) -> None:
         """Begins what links need. Does not wait: it imports torch, which takes seconds, and the first move would."""

@@ -66,8 +66,8 @@ class Cell(Protocol):
     async def readings(self) -> Sequence[WorkerReading]:
         """Of the workers that answer."""
 
-    async def placements(self) -> Mapping[str, State]:
-        """By worker, of those that answer."""
+    async def placements(self) -> Mapping[str, State | None]:
+        """By worker that is alive; None where it does not answer."""
 
     async def order_move(self, move: Move, home: str) -> Report:
         """Returns when it is done. Raises whatever is the reason that it is not. Cancelled, it is to be given up."""
@@ -91,7 +91,7 @@ class ControllerLoop:
         self._clock = clock
         self._observer = Observer()
         self._seen: Observation | None = None
-        self._states: Mapping[str, State] = {}
+        self._states: Mapping[str, State | None] = {}
         self._blind = "the controller has just started; wait for a period"
         self._moving: dict[int, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +129,8 @@ class ControllerLoop:
         asked_s, window_s = self._clock(), self.controller.settings.planner.window_s
         try:
             states, readings = await asyncio.gather(self._cell.placements(), self._cell.readings())
-            seen = self._observer.look(readings, [state.placement for state in states.values()], asked_s, window_s)
+            placements = {name: None if state is None else state.placement for name, state in states.items()}
+            seen = self._observer.look(readings, placements, asked_s, window_s)
         except Exception as error:  # whoever knows the workers restarts, or is gone: another period, another try
             self._blind, self._seen = f"the workers cannot be seen: {_text_of(error)}", None
             logger.warning("%s", self._blind)
@@ -232,13 +233,13 @@ class ControllerLoop:
         self.controller.ended(order.order_id, self._clock(), result)
 
 
-def _with_states(seen: Observation, states: Mapping[str, State], asked_s: float) -> Observation:
+def _with_states(seen: Observation, states: Mapping[str, State | None], asked_s: float) -> Observation:
     """The same traffic, with what workers have just said of where their instances lie."""
-    placements = {state.placement.home: state.placement for state in states.values()}
-    figures = [item for name, item in seen.fleet.figures.items() if name in placements]
-    fleet = Fleet.of(figures, [placements[item.worker] for item in figures], seen.fleet.model)
-    busy = {state.placement.home: state.under_way for state in states.values() if state.under_way is not None}
-    return Observation(fleet, asked_s, seen.not_planned, busy)
+    told = {name: state for name, state in states.items() if state is not None}
+    figures = [item for name, item in seen.fleet.figures.items() if name in told]
+    fleet = Fleet.of(figures, [told[item.worker].placement for item in figures], seen.fleet.model)
+    busy = {name: state.under_way for name, state in told.items() if state.under_way is not None}
+    return Observation(fleet, asked_s, seen.not_planned, busy, frozenset(states.keys() - fleet.figures.keys()))
 
 
 def _text_of(error: Exception) -> str:

@@ -97,6 +97,11 @@ def _home(client: Client, options: argparse.Namespace, sleep: Callable[[float], 
     while status["bringing_home"] and time.monotonic() < until_s:
         sleep(_POLL_S)
         status = client.get("/debug/moves")
+    is_given_up = not status["bringing_home"] and not status["automatic"] and any(status["modules_away"].values())
+    if options.wait_s and is_given_up:
+        raise UnreachableError(
+            "the controller was replaced before everything was home, and has forgotten it; ask again"
+        )
     _print(status, options, lambda status: status_text(status, 0))
     return DONE if not status["bringing_home"] or not options.wait_s else NOT_DONE
 

@@ -13,6 +13,8 @@ Json = dict[str, Any]
 def status_text(status: Json, num_entries: int) -> str:
     """Workers, placements, what is under way, and the last `num_entries` of the history."""
     lines = list(_table(["worker", "U", "compute", "memory", "busy with"], _workers(status)))
+    if status["silent"]:
+        lines += ["", f"alive, but without an answer: {', '.join(status['silent'])}"]
     lines += ["", *_table(["instance", "version", "has", "where"], _placements(status))]
     if status["not_planned"]:
         lines += ["", f"nothing is planned: {status['not_planned']}"]

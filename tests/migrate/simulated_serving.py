@@ -238,7 +238,7 @@ class SimulatedServing:
         period_s, window_s = self._controller.settings.planner.period_s, self._controller.settings.planner.window_s
         seen = self._observer.look(
             [self._reading(side) for side in self.sides.values()],
-            [side.placement for side in self.sides.values()],
+            {side.placement.home: side.placement for side in self.sides.values()},
             self.now_s,
             window_s,
         )

@@ -265,6 +265,16 @@ def test_home_is_not_done_while_a_worker_is_at_a_move_of_an_earlier_controller()
     assert not loop.controller.is_bringing_home
 
 
+def test_home_is_not_done_while_a_worker_says_nothing() -> None:
+    loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
+    loop.controller.settings = replace(SETTINGS, automatic=False)
+    loop.controller.bring_home()
+    loop.controller.plan(replace(loop.see(), silent=frozenset("c")), loop.now_s)
+    assert loop.controller.is_bringing_home
+    loop.controller.plan(loop.see(), loop.now_s)
+    assert not loop.controller.is_bringing_home
+
+
 def test_nothing_else_is_ordered_while_everything_goes_home_and_anything_right_after() -> None:
     loop = Loop(SimulatedFleet(COST, always(a=BUSY, b=IDLE)))
     loop.controller.settings = replace(SETTINGS, automatic=False)

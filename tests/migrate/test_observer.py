@@ -32,7 +32,7 @@ def home(name: str) -> Placement:
 
 
 def seen(observer: Observer, *readings: WorkerReading, names: str = "ab", window_s: float = 2.0) -> Observation:
-    answer = observer.look(readings, [home(name) for name in names], 7.0, window_s)
+    answer = observer.look(readings, {name: home(name) for name in names}, 7.0, window_s)
     assert isinstance(answer, Observation)
     return answer
 
@@ -79,9 +79,9 @@ def test_no_traffic_gives_zeros() -> None:
     assert figures.prefill_step_tokens == 0
 
 
-@pytest.mark.parametrize("after", [reading("b", 3.0), reading("a", 1.0), reading("a", 0.5)])
+@pytest.mark.parametrize("after", [reading("b", 3.0), reading("a", 1.0), reading("a", 0.5), reading("a", 3.0, epoch=1)])
 def test_readings_that_do_not_follow_one_another_are_refused(after: WorkerReading) -> None:
-    with pytest.raises(ValueError, match="give two of one worker, the earlier one first"):
+    with pytest.raises(ValueError, match="give two of one worker and epoch, the earlier"):
         figures_between(reading("a", 1.0), after)
 
 
@@ -168,11 +168,42 @@ def test_who_is_new_keeps_the_others_waiting_for_one_period_only() -> None:
 
 def test_a_worker_is_known_by_both_its_answers() -> None:
     observer = Observer()
-    assert observer.look([], [home("a")], 0.0, 2.0) == "no worker has told yet what it does and where its layers are"
-    assert isinstance(observer.look([reading("a", 1.0)], [], 0.0, 2.0), str)
-    only_a = observer.look([reading("a", 1.0), reading("b", 1.0)], [home("a"), home("c")], 0.0, 2.0)
+    nothing = "no worker has told yet what it does and where its layers are"
+    assert observer.look([], {"a": home("a")}, 0.0, 2.0) == nothing
+    assert observer.look([reading("a", 1.0)], {}, 0.0, 2.0) == nothing
+    told = {"a": home("a"), "b": None, "c": home("c")}
+    only_a = observer.look([reading("a", 1.0), reading("b", 1.0)], told, 0.0, 2.0)
     assert isinstance(only_a, Observation)
     assert (set(only_a.fleet.figures), set(only_a.fleet.placements)) == ({"a"}, {"a"})
+    assert only_a.silent == {"b", "c"}
+
+
+def test_what_is_known_of_a_worker_outlasts_its_silence_and_ends_with_its_life() -> None:
+    observer, both = Observer(), {"a": home("a"), "b": home("b")}
+    observer.look([reading("a", 1.0, steps=20), reading("b", 1.0)], both, 0.0, 2.0)
+    observer.links.moved("a", "b", took(64, 1.0), busy=0.0)
+    for taken_s in (3.0, 5.0):
+        observer.look([reading("b", taken_s)], {"a": None, "b": home("b")}, 0.0, 2.0)
+    assert set(observer.links.speeds) == {frozenset("ab")}
+    back = observer.look([reading("a", 7.0, steps=21, prefill_tokens=60), reading("b", 7.0)], both, 0.0, 2.0)
+    assert isinstance(back, Observation)
+    # Were the first 20 steps counted again, there would be enough.
+    assert back.not_planned == "too few steps were run to know what they cost; wait for traffic"
+    assert back.fleet.figures["a"].prefill_tokens_per_s == 10
+    observer.look([reading("b", 9.0)], {"b": home("b")}, 0.0, 2.0)
+    assert observer.links.speeds == {}
+
+
+def test_a_worker_that_was_started_again_counts_anew() -> None:
+    # Its clock goes on where it runs on the same machine, and its counters do not.
+    observer = Observer()
+    seen(observer, reading("a", 1.0, steps=20, prefill_tokens=5000), names="a")
+    again = seen(observer, reading("a", 3.0, steps=20, prefill_tokens=300, epoch=1), names="a")
+    assert "traffic of a;" in again.not_planned
+    # 20 steps of each life are enough; 20 in all would not be.
+    later = seen(observer, reading("a", 5.0, steps=20, prefill_tokens=500, epoch=1), names="a")
+    assert later.not_planned == ""
+    assert later.fleet.figures["a"].prefill_tokens_per_s == 100
 
 
 def took(mebibytes: int, duration_s: float) -> Happened:

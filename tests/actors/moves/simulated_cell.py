@@ -85,11 +85,12 @@ class SimulatedCell:
         alive = self.fleet.traffic(self.now_s).keys() - self.silent
         return [reading for name, reading in self.readings_by_worker.items() if name in alive]
 
-    async def placements(self) -> Mapping[str, State]:
+    async def placements(self) -> Mapping[str, State | None]:
         if self.gone:
             raise ConnectionError(self.gone)
-        seen = self.fleet.observe(self.now_s)
-        return {home: State(placement, self.busy.get(home)) for home, placement in seen.fleet.placements.items()}
+        placements = self.fleet.observe(self.now_s).fleet.placements
+        states = {home: State(placement, self.busy.get(home)) for home, placement in placements.items()}
+        return {home: None if home in self.silent else state for home, state in states.items()}
 
     async def order_move(self, move: Move, home: str) -> Happened:
         assert home == move.instance

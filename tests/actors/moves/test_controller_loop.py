@@ -123,9 +123,11 @@ async def _leaves_silent_workers_alone() -> None:
     world.cell.silent = {"b"}
     await world.turns(4)
     assert await world.history() == []
-    assert set((await world.loop.status())["workers"]) == {"a"}
+    status = await world.loop.status()
+    assert (set(status["workers"]), status["silent"]) == ({"a"}, ["b"])
     answer = await world.loop.order(*LAST_TO_B)
-    assert answer["refused"]["reason"] == "unknown worker"
+    assert answer["refused"]["reason"] == "does not answer"
+    assert (await world.loop.order("a", [3], None, "a", "c"))["refused"]["reason"] == "unknown worker"
     world.cell.silent, world.cell.busy = set(), {"a": "what somebody else wants of it"}
     await world.turns(3)
     assert await world.history() == []
@@ -156,6 +158,26 @@ async def _takes_orders() -> None:
     await world.turns(3)
     assert world.cell.fleet.placements["a"].is_home
     assert not (await world.loop.status())["bringing_home"]
+
+
+async def _is_not_home_while_a_home_is_silent() -> None:
+    world = World.of(always(a=0, b=0))
+    await world.turns(2)
+    await world.loop.order("b", [3], None, "b", "a")
+    await world.turns(2)
+    world.cell.silent = {"b"}
+    await world.turns(1)
+    await world.loop.home()
+    await world.turns(2)
+    assert (await world.loop.status())["bringing_home"]
+    world.cell.silent = set()
+    await world.turns(4)
+    assert world.cell.fleet.placements["b"].is_home
+    assert not (await world.loop.status())["bringing_home"]
+
+
+def test_a_home_that_does_not_answer_may_have_modules_away() -> None:
+    asyncio.run(_is_not_home_while_a_home_is_silent())
 
 
 def test_it_takes_orders() -> None:

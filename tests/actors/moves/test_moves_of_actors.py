@@ -74,7 +74,10 @@ class Pair:
 
     def states(self) -> tuple[PlacementState, PlacementState]:
         states = asyncio.run(self.links.placements())
-        return states[self.home], states[self.host]
+        home, host = states[self.home], states[self.host]
+        assert home is not None
+        assert host is not None
+        return home, host
 
     def home_state_when(self, condition: Callable[[PlacementState], bool]) -> PlacementState:
         def state() -> PlacementState:
