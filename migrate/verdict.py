@@ -11,6 +11,7 @@ from migrate.fleet import Fleet
 from migrate.inter_token import undisturbed_s
 from migrate.move_settings import MoveSettings
 from migrate.moves import EndedMove, HeadMove, Move, share_a_module, share_a_worker
+from migrate.offered_work import offered, reached_rows
 from migrate.prediction import Prediction, predict
 
 SAME: Final = 1e-9
@@ -137,15 +138,40 @@ def judge(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
         )
     for home, after_s in predicted.itl_after_s.items():
         before_s = predicted.itl_before_s[home]
-        # Against what it would be with everything at home too: several moves must not each double it.
-        allowed_s = settings.max_itl_ratio * min(before_s, undisturbed_s(situation.fleet, home))
+        allowed_s, why = _allowed_gap_s(situation.fleet, settings, move, predicted, home)
         if after_s > before_s and after_s > allowed_s * (1 + SAME):
             return verdict.refused(
                 Reason.SLOW_TOKENS,
                 f"tokens of {home!r} would be {1e3 * after_s:.4g} ms apart, now {1e3 * before_s:.4g} ms; allowed are "
-                f"{1e3 * allowed_s:.4g} ms",
+                f"{1e3 * allowed_s:.4g} ms, {why}",
             )
     return verdict
+
+
+def _allowed_gap_s(
+    fleet: Fleet, settings: MoveSettings, move: Move, predicted: Prediction, home: str
+) -> tuple[float, str]:
+    """How far apart a move may put the tokens of `home`'s instance, and why not further (ours).
+
+    A decode loop gives as many tokens in a second as it has requests in a batch, over the time between two tokens. So
+    modules of one leave it only where that gets no longer, unless it is memory that it is short of, or prompts are what
+    most of its time goes to; and what others bring to it leaves time for all tokens that are wanted, with a full batch.
+    """
+    before_s, times = predicted.itl_before_s[home], fleet.model.times
+    prompts_per_s, tokens_per_s = offered(fleet, home, settings.horizon_s)
+    token_s = times.decode_token_s(reached_rows(fleet, home, settings), fleet.stage_workers(home))
+    memory = predicted.before[move.source].memory
+    if (
+        home == move.instance != move.destination
+        and tokens_per_s * token_s > prompts_per_s * times.prefill_token_s
+        and not (memory > 0 and memory >= settings.busy_from)
+    ):
+        return before_s, "or the worker would lose the time that it is to gain"
+    # Against what it would be with everything at home too: several moves must not each double it.
+    allowed_s, full_batch = settings.max_itl_ratio * min(before_s, undisturbed_s(fleet, home)), times.full_batch
+    if allowed_s * tokens_per_s > full_batch:
+        return max(before_s, full_batch / tokens_per_s), f"for {tokens_per_s:.4g} tokens/s of {full_batch} at a time"
+    return allowed_s, f"{settings.max_itl_ratio:g} times what it was"
 
 
 def _unknown(situation: Situation, move: Move) -> tuple[Reason, str] | None:

@@ -15,6 +15,7 @@ from migrate.fleet import Fleet
 from migrate.inter_token import inter_token_s, undisturbed_s
 from migrate.move_settings import MoveSettings
 from migrate.moves import EndedMove, HeadMove, LayerMove, Move
+from migrate.offered_work import offered
 from migrate.placement import Placement
 from migrate.planner import Plan, plan
 from migrate.prediction import predict
@@ -214,6 +215,14 @@ def all_head_moves(placement: Placement, source: str, destination: str) -> Itera
             yield HeadMove(placement.home, chosen, tuple(range(first, end)), source, destination)
 
 
+def most_s(now: Fleet, name: str, before_s: float, wanted: MoveSettings) -> float:
+    """How far apart a move may put tokens, for workers that have anything live: twice, but so that a full batch gives
+    all that are wanted."""
+    _, tokens_per_s = offered(now, name, wanted.horizon_s)
+    enough_s = now.model.times.full_batch / tokens_per_s if tokens_per_s else math.inf
+    return min(2 * before_s, 2 * undisturbed_s(now, name), max(before_s, enough_s))
+
+
 def lowest_peak(now: Fleet, moves: Iterator[Move], wanted: MoveSettings) -> float:
     """Of all that a plan may choose from, by trying everything; infinite when nothing is left."""
     peaks = [math.inf]
@@ -224,9 +233,10 @@ def lowest_peak(now: Fleet, moves: Iterator[Move], wanted: MoveSettings) -> floa
             continue
         seen = predict(now, move, wanted)
         slow = any(
-            after_s > seen.itl_before_s[name] and after_s > 2 * (1 + 1e-9) * undisturbed_s(now, name)
+            after_s > (1 + 1e-9) * most_s(now, name, seen.itl_before_s[name], wanted)
             for name, after_s in seen.itl_after_s.items()
-        ) or any(after_s > 2 * (1 + 1e-9) * seen.itl_before_s[name] for name, after_s in seen.itl_after_s.items())
+            if after_s > seen.itl_before_s[name]
+        )
         new_peak = seen.after[move.destination].weighted > seen.after[move.source].weighted + 1e-9
         fits = seen.transfer_s <= wanted.latency_budget_s and seen.needed_bytes <= seen.free_bytes
         if fits and not slow and not new_peak:
