@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from actors.engine.config import EngineConfig
 from migrate.load import Role
+
+TURN_S: Final = 10.0
+"""For what a worker answers between two turns of its engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,11 @@ class MoveLimits:
     """A peer that has not answered by then, or run its part of a step, is lost."""
     move_timeout_s: float = 60.0
     """A move that is not made by then is given up."""
+
+    @property
+    def order_s(self) -> float:
+        """The longest that an order of a move is waited for: a link, the move, an answer, and a turn of an engine."""
+        return 2 * self.link_timeout_s + self.move_timeout_s + self.answer_timeout_s + TURN_S
 
 
 @dataclass(frozen=True, slots=True)

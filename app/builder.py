@@ -79,10 +79,7 @@ def _store_settings(settings: AppSettings) -> StoreSettings:
 
 
 def _move_limits(settings: AppSettings) -> MoveLimits | None:
-    links = settings.moves.links
-    if settings.mode != "balanced":
-        return None
-    return MoveLimits(links.timeout_s, links.answer_timeout_s, links.move_timeout_s)
+    return settings.moves.limits() if settings.mode == "balanced" else None
 
 
 def _bind_workers(settings: AppSettings, role: Role, control: Any) -> Any:

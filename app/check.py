@@ -10,6 +10,7 @@ from pathlib import Path
 from actors.model_source import ModelSourceError, resolve_model
 from app.api_keys import ApiKeys, ApiKeysError
 from app.serve_config import read_serve_config
+from app.settings import AppSettings
 from app.settings_error import SettingsError
 from app.store_settings import StoreSettings
 from kv.disk.settings import folder_at
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_keys_file(settings.ingress.api_keys_file)
         if settings.has_store:
             _check_store(settings.store)
+        if settings.mode == "balanced":
+            _check_moves(settings)
         if options.fetch_model:
             print(f"model folder: {resolve_model(settings.model).path}")
     except (SettingsError, ModelSourceError, ApiKeysError, PolicyFileError, DiskTierError, OSError) as error:
@@ -75,6 +78,23 @@ def _check_store(store: StoreSettings) -> None:
             folder_at(store.disk.folder)
         except DiskTierError as error:
             raise DiskTierError(f"store.disk.folder: {error}") from error
+
+
+def _check_moves(settings: AppSettings) -> None:
+    """Warns of what is allowed and hardly meant."""
+    moves, order_s = settings.moves, settings.moves.limits().order_s
+    if moves.abandon_after_s <= order_s:
+        print(
+            f"warning: moves.abandon_after_s {moves.abandon_after_s:g} s is no longer than the {order_s:g} s that the "
+            "workers of a move give it (moves.links): it is given up before they have said what is wrong; give more",
+            file=sys.stderr,
+        )
+    if any(settings.engine_for(role).device == "cuda" for role in settings.roles):
+        print(
+            "warning: moves between workers on GPUs go through the host's memory, and have not been run on any yet "
+            "(docs/moving-modules.md)",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

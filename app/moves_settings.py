@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from actors.worker_settings import MoveLimits
 from app.settings_block import SettingsBlock
 from migrate.controller_settings import ControllerSettings
 
@@ -96,6 +97,10 @@ class MovesSettings(SettingsBlock):
     def _fields_agree(self) -> MovesSettings:
         self.controller()
         return self
+
+    def limits(self) -> MoveLimits:
+        """What the workers go by."""
+        return MoveLimits(self.links.timeout_s, self.links.answer_timeout_s, self.links.move_timeout_s)
 
     def controller(self) -> ControllerSettings:
         """The same as the controller takes it."""

@@ -15,16 +15,13 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.addresses import address_of
-from actors.worker_settings import MoveLimits
+from actors.worker_settings import TURN_S, MoveLimits
 from migrate.move_report import MoveFailedError, MoveReport
 from migrate.moves import Move
 from migrate.placement_state import PlacementState
 from migrate.roster import Roster
 
 T = TypeVar("T")
-
-_ANSWER_S = 10.0
-"""For what a worker answers between two turns of its engine."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -39,7 +36,7 @@ class ControlLinks:
 
     def __init__(self, roster: Roster, limits: MoveLimits) -> None:
         self._roster = roster
-        self._limit_s = 2 * limits.link_timeout_s + limits.move_timeout_s + limits.answer_timeout_s + _ANSWER_S
+        self._limit_s = limits.order_s
         self._busy: dict[str, Move] = {}
         """By worker: the move that it is in."""
         self._epochs: dict[frozenset[str], int] = {}
@@ -146,7 +143,7 @@ def _make_rendezvous() -> Any:
 async def _answer(question: Awaitable[T]) -> T | None:
     """What a worker answers; None where it does not."""
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(TURN_S):
             return await question
     except (RayError, TimeoutError) as error:
         logger.warning("a worker has not answered: %s", type(error).__name__)

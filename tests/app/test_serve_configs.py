@@ -305,3 +305,30 @@ def test_a_policy_file_that_is_not_here_is_told_and_no_error(
     path = tmp_path / "policy.json"
     assert check.main([_with_store(tmp_path, policy_file=str(path))]) == 0
     assert f"warning: store.policy_file {path} is not on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "warning"),
+    [
+        ({}, ""),
+        # 2 x 10 s for a link, 60 s for the move, 30 s for an answer and 10 s for an engine's turn.
+        ({"moves": {"abandon_after_s": 120}}, "moves.abandon_after_s 120 s is no longer than the 120 s"),
+        ({"moves": {"abandon_after_s": 121}}, ""),
+        ({"mode": "static", "moves": {"abandon_after_s": 9}}, ""),
+        (
+            {"engine": {"device": "cuda"}, "prefill": {"num_gpus": 1}, "decode": {"num_gpus": 1}},
+            "moves between workers on GPUs go through the host's memory",
+        ),
+    ],
+)
+def test_what_is_hardly_meant_of_moves_is_told_and_no_error(
+    args: dict[str, Any], warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load((FOLDER / "local-balanced.yaml").read_text())
+    content["applications"][0]["args"].update(args)
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    assert check.main([str(config)]) == 0
+    printed = capsys.readouterr().err
+    assert warning in printed
+    assert bool(printed) == bool(warning)
