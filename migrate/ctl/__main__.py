@@ -113,11 +113,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    common = argparse.ArgumentParser(add_help=False)
+    _add_common(parser)
+    # After the command's name as well; what is not given there leaves alone what was given before it.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    _add_common(common)
     url = os.environ.get("EQUIPOISE_URL", "http://127.0.0.1:8000")
-    common.add_argument("--url", default=url, help="where the application is (default: %(default)s)")
-    common.add_argument("--timeout-s", type=_seconds, default=30.0, help="for each answer (default: %(default)s)")
-    common.add_argument("--json", action="store_true", help="the application's answer as it is")
+    parser.set_defaults(url=url, timeout_s=30.0, json=False)
     waits = argparse.ArgumentParser(add_help=False)
     waits.add_argument(
         "--wait-s", type=_seconds, default=120.0, help="how long to wait for the end; 0: not at all (default: 120)"
@@ -140,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     home = commands.add_parser("home", parents=[common, waits], help="send everything home")
     home.set_defaults(run=_home)
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="where the application is (default: http://127.0.0.1:8000)")
+    parser.add_argument("--timeout-s", type=_seconds, help="for each answer (default: 30)")
+    parser.add_argument("--json", action="store_true", help="the application's answer as it is")
 
 
 def _numbers(text: str) -> list[int]:

@@ -78,6 +78,29 @@ def test_a_move_from_where_it_is_to_a_third_worker_by_short_names(app: MovesApp)
     assert app.cell.fleet.placements["prefill1"].layers_on("decode2") == (2, 3)
 
 
+@pytest.mark.parametrize("words", [("--json", "status"), ("status", "--json")])
+def test_options_stand_before_the_command_or_after(
+    app: MovesApp, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert main(["--url", app.url, *words]) == 0
+    assert json.loads(capsys.readouterr().out)["automatic"] is False
+    # The last one holds.
+    assert main(["--url", "http://127.0.0.1:9", *words, "--url", app.url]) == 0
+
+
+def test_home_is_not_done_when_the_controller_has_forgotten_it(
+    app: MovesApp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, *MOVE) == 0
+    app.cell.fleet.fate = lambda _: "hangs"
+
+    def replaced(_: float) -> None:
+        app.loop.controller.is_bringing_home = False
+
+    assert main(["home", "--url", app.url], sleep=replaced) == 3
+    assert "the controller was replaced before everything was home" in capsys.readouterr().err
+
+
 def test_a_plan_is_a_dry_run(app: MovesApp, capsys: pytest.CaptureFixture[str]) -> None:
     run(app, "status")
     run(app, "status")
