@@ -22,11 +22,13 @@ from actors.model_source import resolve_model
 from app.builder import build
 from kv.keys import block_keys
 from kv.wire import pack_keys
+from migrate.moves import LayerMove
 from tests.app_insides import directory, store_stats
 from tests.asked import SERVED, Asked
 from tests.engine_driver import greedy, make_prompt
 from tests.flow_client import FlowAnswer, FlowClient
 from tests.judge import Judge
+from tests.ordered_moves import order, state_of
 from tests.reference import assert_greedy, load_reference
 from tests.running_app import APP_NAME, RunningApp, small_roles, wait_until
 
@@ -37,9 +39,17 @@ OBJECT_STORE_BYTES = 80 * MIB
 LIMIT_S = 120.0
 NODE = {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES}
 ARGS: dict[str, Any] = {
+    "mode": "balanced",
+    "moves": {"automatic": False},
     "model": MODEL,
     "served_model_name": SERVED,
-    "engine": {"dtype": "float32", "block_tokens": BLOCK, "kv_cache_blocks": 256, "max_batch_tokens": 256},
+    "engine": {
+        "dtype": "float32",
+        "block_tokens": BLOCK,
+        "kv_cache_blocks": 256,
+        "max_batch_tokens": 256,
+        "max_context_tokens": 2048,
+    },
     "store": {"dram_gib": 1.0},
     **small_roles(),
     # Two of them do not fit on one node.
@@ -106,7 +116,8 @@ def is_all_but_one_there() -> bool:
         return False
     deployments = serve.status().applications[APP_NAME].deployments
     counts = {name: deployment.replica_states.get("RUNNING", 0) for name, deployment in deployments.items()}
-    return counts == {"Ingress": 1, "ControlServer": 1, "PrefillServer": 1, "DecodeServer": 1}
+    one_each = ("Ingress", "ControlServer", "ControllerServer", "PrefillServer", "DecodeServer")
+    return counts == dict.fromkeys(one_each, 1)
 
 
 def prompt(blocks: int, seed: int) -> tuple[int, ...]:
@@ -152,6 +163,11 @@ def test_kv_that_ray_has_spilled_is_read_right(nodes: TwoNodes) -> None:
 
 
 def test_a_lost_node_takes_only_its_blocks(nodes: TwoNodes) -> None:
+    """And layers that it hosts come home: requests under way are answered all the same."""
+    (decode,) = (member.worker_id for member in nodes.app.members("decode"))
+    (host,) = (m.worker_id for m in nodes.app.members("prefill") if m.node_id != nodes.head_id)
+    order(LayerMove(decode, 4, 4, decode, host))
+    assert state_of(decode).placement.layers_on(host) == (4, 5, 6, 7)
     here, there = prompt(20, 300), prompt(20, 301)
     nodes.ask(1, here)
     nodes.ask(2, there)
@@ -165,6 +181,7 @@ def test_a_lost_node_takes_only_its_blocks(nodes: TwoNodes) -> None:
     with ThreadPoolExecutor(len(streams)) as pool:
         rest = list(pool.map(Asked.answer, streams))
     assert [(answer.status, answer.error, answer.finish_reason) for answer in rest] == [(200, None, "length")] * 6
+    assert (state_of(decode).placement.is_home, state_of(decode).repairs) == (True, 1)
 
     wait_until(lambda: len(nodes.app.members("prefill")) == 1, LIMIT_S, "the lost worker is still listed")
     wait_until(lambda: nodes.stored_blocks(there) == 0, LIMIT_S, "the lost node's blocks are still listed")

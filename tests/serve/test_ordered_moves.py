@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import ray
-from ray import serve
 
 from actors.addresses import address_of
-from migrate.move_report import MoveFailedError, MoveReport
+from migrate.move_report import MoveFailedError
 from migrate.moves import LayerMove
-from migrate.placement_state import PlacementState
 from tests.app_insides import wait_free
 from tests.asked import SERVED, Answered, Asked
 from tests.engine_driver import make_prompt
 from tests.judge import Judge
-from tests.running_app import APP_NAME, Deploy, RunningApp, small_roles, wait_until
+from tests.ordered_moves import order, state_of
+from tests.running_app import Deploy, RunningApp, small_roles, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -46,20 +45,6 @@ def app(deploy: Deploy) -> Iterator[RunningApp]:
     wait_free(app, 30.0)
 
 
-def control() -> Any:
-    return serve.get_deployment_handle("ControlServer", APP_NAME)
-
-
-def placements() -> dict[str, PlacementState]:
-    states: dict[str, PlacementState] = control().placements.remote().result(timeout_s=60)
-    return states
-
-
-def order(move: LayerMove) -> MoveReport:
-    report: MoveReport = control().order_move.remote(move, move.instance).result(timeout_s=LIMIT_S)
-    return report
-
-
 def ends(app: RunningApp) -> tuple[str, str]:
     return app.members("decode")[0].worker_id, app.members("prefill")[0].worker_id
 
@@ -83,16 +68,14 @@ def test_layers_move_to_the_prefill_worker_and_home_again(app: RunningApp) -> No
     decode, prefill = ends(app)
     prompts, streams, begun = begin(app)
     order(LayerMove(decode, 4, 4, decode, prefill))
-    away = placements()
-    assert away[decode].placement.layers_on(prefill) == (4, 5, 6, 7)
-    assert [part.instance for part in away[prefill].hosted] == [decode]
+    assert state_of(decode).placement.layers_on(prefill) == (4, 5, 6, 7)
+    assert [part.instance for part in state_of(prefill).hosted] == [decode]
     for tokens, asked in zip(begun, streams, strict=True):
         tokens += asked.wait_tokens(20)
     order(LayerMove(decode, 4, 4, prefill, decode))
     Judge(MODEL).check(prompts, rest(streams, begun), ANSWER)
-    home = placements()
-    assert home[decode].placement.is_home
-    assert home[prefill].hosted == ()
+    assert state_of(decode).placement.is_home
+    assert state_of(prefill).hosted == ()
     with pytest.raises(MoveFailedError, match="is not a worker that is alive"):
         order(LayerMove(decode, 4, 4, decode, "nobody"))
 
@@ -109,7 +92,7 @@ def test_streams_go_on_when_the_host_of_their_layers_dies(app: RunningApp) -> No
         return len(members) == 1 and members[0].worker_id != prefill and app.get("/health")[0] == 200
 
     wait_until(is_replaced, LIMIT_S, "the prefill worker is not replaced")
-    state = placements()[decode]
+    state = state_of(decode)
     assert (state.placement.is_home, state.repairs) == (True, 1)
     decode, prefill = ends(app)
     order(LayerMove(decode, 4, 4, decode, prefill))
