@@ -141,6 +141,13 @@ def test_bad_options_are_refused(arguments: tuple[str, ...], message: str) -> No
         load_options_from(parse(*arguments))
 
 
+def test_a_load_that_would_never_swing_is_refused() -> None:
+    with pytest.raises(ValueError, match="36 requests, and the first 36 of them are of one shape"):
+        workloads_from(parse("-w", "swinging", "--rate", "2", "--duration-s", "18"))
+    (load,) = workloads_from(parse("-w", "swinging", "--rate", "2", "--duration-s", "19"))
+    assert load.requests == 38
+
+
 def test_a_seed_that_is_not_given_is_a_fresh_one() -> None:
     assert seed_from(parse("--seed", "5")) == 5
     assert len({seed_from(parse()) for _ in range(5)}) > 1
