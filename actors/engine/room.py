@@ -23,6 +23,10 @@ class GrantRefusedError(Exception):
     """There is no room, or what was asked for cannot be. Nothing was changed; the text says why."""
 
 
+class NotNowError(GrantRefusedError):
+    """What is in the way goes away by itself, and soon: copies of blocks that exports and fetches make."""
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """What is to be done, and what for."""
@@ -60,7 +64,7 @@ class OwnMemory:
             max_blocks: the own pool must not be larger afterwards.
 
         Raises:
-            GrantRefusedError: they cannot be had, or not now.
+            GrantRefusedError: they cannot be had, or (NotNowError) not now.
         """
         arena, lanes, blocks = self._loaded.arena, self._loaded.lanes, self._scheduler.blocks
         counts = [arena.slabs_for(self._loaded.layer_memory.packed_bytes(layer)) for layer in layers]
@@ -82,11 +86,12 @@ class OwnMemory:
         runs = plan_runs(self._slab_uses(given_up, pinned, hosted), counts)
         if runs is None:
             passes = pinned and plan_runs(self._slab_uses(given_up, set(), hosted), counts) is not None
-            between = f"the {len(pinned)} blocks that exports and fetches hold lie in between; later they will not"
-            raise GrantRefusedError(
-                f"weights of {len(layers)} layers need runs of {max(counts)} neighbouring slabs, and "
-                + (between if passes else "other weights lie in between")
-            )
+            where = f"weights of {len(layers)} layers need runs of {max(counts)} neighbouring slabs, and "
+            if passes:
+                raise NotNowError(
+                    f"{where}the {len(pinned)} blocks that exports and fetches hold lie in between; later they will not"
+                )
+            raise GrantRefusedError(f"{where}other weights lie in between")
         return Room(tuple(layers), given_up, num_blocks, block_moves, runs)
 
     def make(self, room: Room, hosted: Sequence[LaneTable]) -> None:
@@ -124,7 +129,7 @@ class OwnMemory:
         except NoFreeBlocksError as error:
             raise GrantRefusedError(f"{error}; when some of them have ended, later, there may be room") from error
         if not pinned.isdisjoint(moves):
-            raise GrantRefusedError(
+            raise NotNowError(
                 f"{len(pinned & moves.keys())} blocks beyond the {num_blocks} that would be left are being copied by "
                 "exports or fetches; later they will not be"
             )

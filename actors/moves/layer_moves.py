@@ -23,7 +23,7 @@ from actors.engine.grants import BlocksWanted, Grant
 from actors.engine.hosting import HostedInstance
 from actors.engine.lane_table import Lane
 from actors.engine.module_transfer import PageChunk
-from actors.engine.room import GrantRefusedError
+from actors.engine.room import GrantRefusedError, NotNowError
 from actors.engine.stages import stages_of
 from actors.moves.copying import some_at_a_time
 from actors.moves.instance_home import InstanceHome, QuestionFailedError
@@ -42,6 +42,10 @@ from migrate.placement import Placement
 
 _CHUNK_BYTES = 4 << 20
 """Pages in one question: what a step's hidden states may have to wait for on the link."""
+_PATIENCE_S = 3.0
+"""For so long room at home is asked for again while copies hold blocks that are to go. To be refused costs a move a
+cool-down, and a copy takes a tenth of a second."""
+_PAUSE_S = 0.25
 _ROOM_TRIES = 3
 """Times that a host is asked for room: after the first the home has given up some of its own."""
 
@@ -187,9 +191,17 @@ class LayerMoves:
 
         try:
             point = await self._ask_for_point(host)
-            async with self._steps_held(tally):
-                granted, early = await self._home.engine_wholly(make_room)
-                await self._home.follow_moved_blocks(granted.moved_blocks)
+            until_s = time.monotonic() + _PATIENCE_S
+            while True:
+                try:
+                    async with self._steps_held(tally):
+                        granted, early = await self._home.engine_wholly(make_room)
+                        await self._home.follow_moved_blocks(granted.moved_blocks)
+                    break
+                except NotNowError:
+                    if time.monotonic() >= until_s:
+                        raise
+                await asyncio.sleep(_PAUSE_S)
             for layer in granted.layers_to_copy:
                 await self._fetch_weights(host, layer, tally)
             if granted.layers_to_copy:  # as in `_send`

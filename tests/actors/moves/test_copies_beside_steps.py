@@ -93,7 +93,7 @@ def test_what_was_given_back_is_not_written_to(pair: tuple[LinkedWorker, LinkedW
     elsewhere = PageChunk(((1, 0), (1, 1)), (3, 5))
     with pytest.raises(QuestionFailedError, match=r"lanes .* are not here"):
         ask(home, Kind.WRITE_PAGES, encode_chunk(elsewhere), pages(home))
-    ask(home, Kind.RELEASE, encode(lanes=[], layers=[2]))
+    ask(home, Kind.RELEASE, encode(lanes=[(2, 0), (2, 1)], layers=[2]))
     with pytest.raises(QuestionFailedError, match="nothing of instance 'home' is hosted here"):
         ask(home, Kind.WRITE_PAGES, encode_chunk(CHUNK), pages(home))
     assert torch.equal(host.engine.loaded.arena.pages, before)
