@@ -18,6 +18,7 @@ from tests.actors.moves.divided_cell import PROMPTS, Cell, config_of, run
 from tests.actors.moves.storing_worker import StoringWorker
 from tests.actors.moves.test_work_links import put_last_layers
 from tests.engine_driver import greedy
+from tests.link_ends import WAIT_S
 from tests.reference import assert_greedy, load_reference
 
 PROMPT = PROMPTS[2]
@@ -31,8 +32,8 @@ def break_link(cell: Cell, worker: StoringWorker) -> None:
 
 
 def forget(cell: Cell, worker: StoringWorker) -> None:
-    """The host lives, and has nothing any more."""
-    cell.host_of(worker).thread.call_drained(lambda engine: engine.release(worker.name))
+    """The host lives, and has nothing any more: whatever is read from now on, in whichever thread, is not there."""
+    cell.host_of(worker).thread.call_drained(lambda engine: engine.release(worker.name)).result(WAIT_S)
 
 
 async def come_home(worker: StoringWorker) -> None:
