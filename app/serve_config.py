@@ -78,10 +78,28 @@ def _checked(content: dict[str, Any], overlay_path: str | Path | None) -> ServeC
         settings = load_settings(ours[0].get("args"), overlay_path)
     except SettingsError as error:
         raise SettingsError(problems + [f"args: {line}" for line in error.problems]) from error
+    problems += _problems_of_deployments(ours[0], settings)
     problems += _problems_of_live_settings(ours[0], settings)
     if problems:
         raise SettingsError(problems)
     return ServeConfig(content, settings)
+
+
+def deployments_in(mode: str) -> list[str]:
+    """Names of the deployments that an application has in a mode."""
+    workers = ["MonolithicServer"] if mode == "monolithic" else ["PrefillServer", "DecodeServer"]
+    return ["Ingress", "ControlServer", *([CONTROLLER] if mode == "balanced" else []), *workers]
+
+
+def _problems_of_deployments(application: Mapping[str, Any], settings: AppSettings) -> Iterator[str]:
+    """Serve would refuse the whole application for one that there is not, when it is deployed."""
+    there = deployments_in(settings.mode)
+    for deployment in application.get("deployments") or ():
+        if deployment["name"] not in there:
+            yield (
+                f"deployments: {deployment['name']!r} is none of an application in mode '{settings.mode}', which has "
+                f"{', '.join(there)}; take the entry away, or change the mode"
+            )
 
 
 def _problems_of_live_settings(application: Mapping[str, Any], settings: AppSettings) -> Iterator[str]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
 from app import check
-from app.serve_config import GRPC_SERVICER, IMPORT_PATH, read_serve_config, unknown_keys
+from app.builder import build
+from app.serve_config import GRPC_SERVICER, IMPORT_PATH, deployments_in, read_serve_config, unknown_keys
 from app.settings import SettingsError
 
 FOLDER = Path(__file__).parents[2] / "serve_configs"
@@ -326,9 +328,26 @@ def test_what_is_hardly_meant_of_moves_is_told_and_no_error(
 ) -> None:
     content = yaml.safe_load((FOLDER / "local-balanced.yaml").read_text())
     content["applications"][0]["args"].update(args)
+    del content["applications"][0]["deployments"]
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     assert check.main([str(config)]) == 0
     printed = capsys.readouterr().err
     assert warning in printed
     assert bool(printed) == bool(warning)
+
+
+@pytest.mark.parametrize("mode", ["static", "monolithic"])
+def test_a_deployment_that_the_mode_does_not_have_is_refused(mode: str, tmp_path: Path) -> None:
+    """As the file for `balanced` is with another mode: Serve would refuse all of it."""
+    text = (FOLDER / "local-balanced.yaml").read_text()
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace("mode: balanced", f"mode: {mode}"))
+    with pytest.raises(SettingsError, match=f"'ControllerServer' is none of an application in mode '{mode}'"):
+        read_serve_config(path)
+
+
+@pytest.mark.parametrize("mode", ["static", "balanced", "monolithic"])
+def test_the_deployments_of_a_mode_are_those_that_are_built(mode: str) -> None:
+    built = build_app(build({"mode": mode}), name="app", make_deployment_handle=lambda *_: None)
+    assert sorted(deployment.name for deployment in built.deployments) == sorted(deployments_in(mode))
