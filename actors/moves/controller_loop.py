@@ -89,6 +89,7 @@ class ControllerLoop:
         self._cell = cell
         self._on_turn = on_turn
         self._clock = clock
+        self._begun_s = clock()
         self._observer = Observer()
         self._seen: Observation | None = None
         self._states: Mapping[str, State | None] = {}
@@ -144,12 +145,14 @@ class ControllerLoop:
         self._on_turn(controller_readings(self.controller, self._seen))
 
     async def status(self) -> Json:
-        """Where everything is, and the history; or `unavailable` says why there is nothing to answer from."""
+        """Where everything is, and the history, with how long this controller has run: another one knows nothing of
+        earlier orders. Or `unavailable` says why there is nothing to answer from."""
         try:
             seen = await self._look_again()
         except _NothingSeenError as error:
             return {"unavailable": str(error)}
         view = status_view(self.controller, seen, self._clock())
+        view["running_s"] = self._clock() - self._begun_s
         for name, worker in view["workers"].items():
             state: Any = self._states.get(name)
             if is_dataclass(state):

@@ -121,7 +121,7 @@ class WorkerMoves:
             return await asyncio.wait_for(self._moves.make(move), self._limits.move_timeout_s)
         except TimeoutError:
             raise MoveFailedError(
-                f"{move}: given up after {self._limits.move_timeout_s:g} s (moves.move_timeout_s)"
+                f"{move}: given up after {self._limits.move_timeout_s:g} s (moves.links.move_timeout_s)"
             ) from None
         except (ValueError, EngineStoppedError) as error:
             raise MoveFailedError(str(error)) from error

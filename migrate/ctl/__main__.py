@@ -24,7 +24,8 @@ _EPILOG = """exit status:
   0  done
   1  the move was refused or came to nothing, or was not over within --wait-s
   2  the command, or what it names, is wrong
-  3  no answer: no application there, a wrong key, nothing that moves in its mode, or nothing measured yet
+  3  no answer: no application there, a wrong key, nothing that moves in its mode, or nothing measured yet; or another
+     controller since, which knows nothing of the order: see `status`
 
 environment:
   EQUIPOISE_URL      instead of --url
@@ -96,12 +97,11 @@ def _home(client: Client, options: argparse.Namespace, sleep: Callable[[float], 
     status = client.get("/debug/moves")
     while status["bringing_home"] and time.monotonic() < until_s:
         sleep(_POLL_S)
-        status = client.get("/debug/moves")
-    is_given_up = not status["bringing_home"] and not status["automatic"] and any(status["modules_away"].values())
-    if options.wait_s and is_given_up:
-        raise UnreachableError(
-            "the controller was replaced before everything was home, and has forgotten it; ask again"
-        )
+        before, status = status, client.get("/debug/moves")
+        if status["running_s"] < before["running_s"]:
+            raise UnreachableError(
+                "the controller was replaced before everything was home, and has forgotten it: ask anew"
+            )
     _print(status, options, lambda status: status_text(status, 0))
     return DONE if not status["bringing_home"] or not options.wait_s else NOT_DONE
 
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="where the application is (default: http://127.0.0.1:8000)")
-    parser.add_argument("--timeout-s", type=_seconds, help="for each answer (default: 30)")
+    parser.add_argument("--timeout-s", type=_some_seconds, help="for each answer, above 0 (default: 30)")
     parser.add_argument("--json", action="store_true", help="the application's answer as it is")
 
 
@@ -163,6 +163,13 @@ def _seconds(text: str) -> float:
         seconds = -1.0
     if not 0 <= seconds < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is given; write a number of seconds, 0 or more")
+    return seconds
+
+
+def _some_seconds(text: str) -> float:
+    seconds = _seconds(text)
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} is given; write a number of seconds above 0")
     return seconds
 
 

@@ -95,7 +95,9 @@ def test_home_is_not_done_when_the_controller_has_forgotten_it(
     app.cell.fleet.fate = lambda _: "hangs"
 
     def replaced(_: float) -> None:
+        """A new controller, which has run for no time yet."""
         app.loop.controller.is_bringing_home = False
+        app.loop._begun_s = app.cell.now_s
 
     assert main(["home", "--url", app.url], sleep=replaced) == 3
     assert "the controller was replaced before everything was home" in capsys.readouterr().err
@@ -157,6 +159,7 @@ def test_what_makes_no_sense_is_told(
         (("move", "--layers", "1"), "required: --instance, --to"),
         (("move", "--instance", "a", "--to", "b", "--layers", "3-1"), "write numbers such as 5, 4-6 or 4,5,6"),
         (("home", "--wait-s", "-1"), "write a number of seconds, 0 or more"),
+        (("status", "--timeout-s", "0"), "write a number of seconds above 0"),
         (("status", "--url", "ftp://x"), "give one such as http://127.0.0.1:8000"),
     ],
 )
