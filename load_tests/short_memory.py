@@ -5,8 +5,9 @@ For each number of requests in flight, that many times --rounds are sent, all wi
 counted how many were being decoded at a time, and how many had to begin anew since others needed their blocks. Then the
 heads move and the same numbers come again. Against an application in mode static there is only the first half.
 
-    EQUIPOISE_OVERLAY=load_tests/overlays/short-memory.yaml serve run serve_configs/local-balanced.yaml
-    python -m load_tests.short_memory http://127.0.0.1:8000 --in-flight 1 2 3 4 6 8 --save short-memory
+    EQUIPOISE_OVERLAY=load_tests/overlays/short-memory-bfloat16.yaml serve run serve_configs/local-balanced.yaml
+    python -m load_tests.short_memory http://127.0.0.1:8000 --in-flight 2 3 4 6 --heads 2 --prompt-tokens 2000 \
+        --output-tokens 600 --save short-memory
 
 Counters are read over Ray, so this runs where the application runs. Progress goes to stderr; stdout gets a Markdown
 table and, as its last line, one JSON object. The exit code is 1 when a request failed or the heads did not move.
