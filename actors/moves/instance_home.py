@@ -96,12 +96,19 @@ class InstanceHome:
 
     async def engine_wholly(self, function: Callable[[Engine], T]) -> T:
         """`engine`, for what is not to be left while it may be running: who is cancelled meanwhile is so after it."""
-        future = asyncio.wrap_future(self._thread.call(function))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        return await _to_its_end(asyncio.wrap_future(self._thread.call(function)))
+
+    async def move_blocks(self, function: Callable[[Engine], tuple[T, Mapping[int, int]]]) -> T:
+        """Runs `function` in the engine's thread, which gives own blocks other places and says which, and has all hosts
+        follow. While steps are held. Who is cancelled meanwhile is so after it: a host that is not told goes on with
+        the old places, which are others' then. Raises QuestionFailedError as `follow_moved_blocks`."""
+
+        async def both() -> T:
+            result, moves = await self.engine(function)
+            await self.follow_moved_blocks(moves)
+            return result
+
+        return await _to_its_end(asyncio.ensure_future(both()))
 
     async def switch(self, after: Placement, function: Callable[[Engine], None]) -> None:
         """The instance lies as `after` says from now on; `function` makes it so in the engine. While steps are held."""
@@ -156,3 +163,16 @@ class InstanceHome:
         """What the host has of the instance is not to be relied on from now on."""
         self._thread.call(lambda engine: engine.lose(host, reason))
         self._on_lost(host, reason)
+
+
+async def _to_its_end(work: asyncio.Future[T]) -> T:
+    """What it gives. Who is cancelled meanwhile, however often, is so when it is over."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # has been looked at
+        raise

@@ -175,19 +175,20 @@ class LayerMoves:
     async def _shrink(self, host: str, num_blocks: int, tally: _Tally) -> None:
         """The pool shrinks to what the host has room for."""
 
-        def shrink(engine: Engine) -> Mapping[int, int]:
+        def shrink(engine: Engine) -> tuple[None, Mapping[int, int]]:
             moved = engine.grants.shrink_pool(num_blocks) if num_blocks < engine.blocks.num_blocks else {}
             engine.grants.limit_blocks(host, engine.blocks.num_blocks)
-            return moved
+            return None, moved
 
         async with self._steps_held(tally):
-            await self._home.follow_moved_blocks(await self._home.engine_wholly(shrink))
+            await self._home.move_blocks(shrink)
 
     async def _fetch(self, move: Move, lanes: tuple[Lane, ...], after: Placement, tally: _Tally) -> None:
         host, layers = move.source, weights_of(move)
 
-        def make_room(engine: Engine) -> tuple[Grant, list[int]]:
-            return engine.lanes_returning(lanes, layers), self._early_blocks(engine)
+        def make_room(engine: Engine) -> tuple[tuple[Grant, list[int]], Mapping[int, int]]:
+            granted = engine.lanes_returning(lanes, layers)
+            return (granted, self._early_blocks(engine)), granted.moved_blocks
 
         try:
             point = await self._ask_for_point(host)
@@ -195,8 +196,7 @@ class LayerMoves:
             while True:
                 try:
                     async with self._steps_held(tally):
-                        granted, early = await self._home.engine_wholly(make_room)
-                        await self._home.follow_moved_blocks(granted.moved_blocks)
+                        granted, early = await self._home.move_blocks(make_room)
                     break
                 except NotNowError:
                     if time.monotonic() >= until_s:

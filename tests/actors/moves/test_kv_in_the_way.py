@@ -93,3 +93,33 @@ def test_blocks_that_are_fetched_into_stay_where_they_are(
         await decode.ask_engine(lambda engine: engine.release("another"))
 
     run(folder, network, body, config_of(blocks=BLOCKS))
+
+
+def test_a_move_home_that_is_given_up_when_blocks_have_moved_leaves_them_moved_everywhere(
+    family_folder: Callable[[str], Path], network: MemoryNetwork
+) -> None:
+    """At home they have become others; so they must at the host, whoever has no wish for the move any more."""
+    folder = family_folder("llama")
+
+    async def body(cell: Cell) -> None:
+        decode = cell.decode
+        await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
+        await cell.move_out(decode, 1, 2)
+        fingerprint = decode.engine.loaded.fingerprint
+        await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
+        await decode.ask_engine(lambda engine: hold_at(engine, cell.host_of(decode).name, BLOCKS))
+        first = asyncio.create_task(decode.serve(EngineRequest("first", FETCHED, greedy(150), owner="first")))
+        await live_blocks(cell, "first")
+        asked = asyncio.create_task(decode.serve(EngineRequest("running", RUNNING, greedy(150), owner="running")))
+        assert max(await live_blocks(cell, "running")) >= SMALLER
+        moving = asyncio.create_task(cell.move_back(decode, 1, 2))
+        while decode.engine.blocks.num_blocks != SMALLER:
+            await asyncio.sleep(0)
+        moving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+        answers = [(await asked)[0], (await first)[0]]
+        assert_greedy(load_reference(folder), [RUNNING, FETCHED], answers)
+        await decode.ask_engine(lambda engine: engine.release("another"))
+
+    run(folder, network, body, config_of(blocks=BLOCKS))
