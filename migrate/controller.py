@@ -34,7 +34,7 @@ class Observation:
     busy: Mapping[str, str] = field(default_factory=dict)
     """Workers whose instance is being moved or repaired, by their own account, with what it is in words."""
     silent: frozenset[str] = frozenset()
-    """Workers that are alive and have not told all that there is to know. They are not in the fleet."""
+    """Workers that are alive and have not told all that there is to know. The fleet has them as they were, or not."""
 
 
 class MoveRefusedError(ValueError):

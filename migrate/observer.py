@@ -26,6 +26,10 @@ class Observer:
         self.links = LinkEstimates()
         self._readings: dict[str, deque[WorkerReading]] = {}
         """By worker: the newest that is as old as the window, or older, and those after it."""
+        self._placements: dict[str, Placement] = {}
+        """By worker, what it said last."""
+        self._silent: frozenset[str] = frozenset()
+        """At the last look."""
         self._times = StepTimes()
 
     def look(
@@ -37,7 +41,8 @@ class Observer:
     ) -> Observation | str:
         """What is seen now; a string says why nothing is. To be called once a period.
 
-        A worker of which only one of the two is known is left out, and so is, for others, what lies there.
+        A worker of which only one of the two is told is silent: it is taken to be as it was when it told both, so that
+        nobody is sent more to those who have layers of it. One that never did is left out.
 
         Args:
             readings: of those who answered.
@@ -46,12 +51,15 @@ class Observer:
             window_s: traffic is that of the last so many seconds, and nothing is planned before they have passed: the
                 first requests of a busy hour look like an imbalance, and so does a single long prompt.
         """
-        by_home = {name: placement for name, placement in placements.items() if placement is not None}
-        known = {reading.worker: reading for reading in readings if reading.worker in by_home}
+        told = {name: placement for name, placement in placements.items() if placement is not None}
+        known = {reading.worker: reading for reading in readings if reading.worker in told}
         if not known:
             return "no worker has told yet what it does and where its layers are"
         self._take_in(known, window_s)
+        self._silent = frozenset(placements.keys() - known.keys())
         self._readings = {name: kept for name, kept in self._readings.items() if name in placements}
+        by_home = {name: placement for name, placement in (self._placements | told).items() if name in placements}
+        self._placements = by_home
         sizes = next(iter(known.values())).sizes
         full_batch = max(reading.full_batch for reading in known.values())
         measured = self._times.measured(sizes.num_layers, full_batch)
@@ -66,7 +74,7 @@ class Observer:
         )
         self.links.forget(frozenset(placements))
         newcomers = sorted(name for name in known if self._span_s(name) < window_s)
-        figures = [self._figures(name) for name in known]
+        figures = [self._figures(name) for name in sorted(self._readings)]
         not_planned = ""
         if newcomers:
             not_planned = (
@@ -75,8 +83,8 @@ class Observer:
             )
         elif measured is None or self._is_unmeasured(figures):
             not_planned = "too few steps were run to know what they cost; wait for traffic"
-        fleet = Fleet.of(figures, [by_home[name] for name in known], cost)
-        return Observation(fleet, asked_s, not_planned, silent=frozenset(placements.keys() - known.keys()))
+        fleet = Fleet.of(figures, [by_home[item.worker] for item in figures], cost)
+        return Observation(fleet, asked_s, not_planned, silent=self._silent)
 
     def _is_unmeasured(self, figures: Sequence[WorkerFigures]) -> bool:
         """Whether there is work of a kind that has not been measured, and would seem to cost nothing beside the
@@ -94,7 +102,8 @@ class Observer:
         return kept[-1].taken_s - kept[0].taken_s
 
     def _take_in(self, known: dict[str, WorkerReading], window_s: float) -> None:
-        """Adds what steps took since the last look; all steps of a worker that is new, or was started again, count."""
+        """Adds what steps took since the last look; all steps of a worker that is new, or was started again, count. One
+        that was silent for longer than the window is watched anew: what it did meanwhile is no rate of now."""
         fresh = StepTimes()
         for name, reading in known.items():
             kept = self._readings.setdefault(name, deque())
@@ -103,7 +112,8 @@ class Observer:
             fresh = fresh.plus(reading.step_times)
             if kept:
                 fresh = fresh.plus(kept[-1].step_times, -1.0)
-                if not reading.taken_s > kept[-1].taken_s:
+                passed_s = reading.taken_s - kept[-1].taken_s
+                if passed_s <= 0 or (name in self._silent and passed_s > window_s):
                     kept.clear()
             kept.append(reading)
             while len(kept) > 2 and reading.taken_s - kept[1].taken_s >= window_s:

@@ -31,7 +31,8 @@ class Prediction:
     """Of source and destination."""
     after: Mapping[str, Utilisation]
     itl_before_s: Mapping[str, float]
-    """Inter-token latency of each worker's own instance that has a part on either end; 0 where nothing is decoded."""
+    """Inter-token latency of each worker's own instance that has a part on either end, or hosts parts of the moved one;
+    0 where nothing is decoded."""
     itl_after_s: Mapping[str, float]
     weight_bytes: int
     """Weights to transfer: those that the destination does not have."""
@@ -77,10 +78,12 @@ def predict(fleet: Fleet, move: Move, settings: MoveSettings) -> Prediction:
     """
     later = fleet.moved(move)
     ends = (move.source, move.destination)
+    # A third worker that hosts parts of the instance is offered more of it when that gets through more elsewhere.
     touched = [
         home
         for home in sorted(fleet.figures)
-        if any(home == end or fleet.part(home, end).lanes or later.part(home, end).lanes for end in ends)
+        if fleet.part(move.instance, home).lanes
+        or any(home == end or fleet.part(home, end).lanes or later.part(home, end).lanes for end in ends)
     ]
     sizes = fleet.model.sizes
     new_layers = later.layers_with_weights(move.destination) - fleet.layers_with_weights(move.destination)

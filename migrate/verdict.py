@@ -90,7 +90,7 @@ class Situation:
     """Workers whose instance is being moved or repaired, whoever wanted that; with what it is, in words."""
     abilities: Abilities = Abilities()
     silent: frozenset[str] = frozenset()
-    """Workers that are alive and not in the fleet, since they have not answered."""
+    """Workers that are alive and have not answered. The fleet has them as they were, or not at all."""
 
 
 def judge_order(situation: Situation, settings: MoveSettings, move: Move) -> Verdict:
@@ -183,10 +183,10 @@ def _unknown(situation: Situation, move: Move) -> tuple[Reason, str] | None:
         if worker not in fleet.figures:
             return Reason.UNKNOWN_WORKER, f"{role} {worker!r} is not a worker that is alive; these are: {known}"
     lost = sorted(fleet.placements[move.instance].workers() - fleet.figures.keys())
-    if lost and silent.issuperset(lost):
+    if quiet := sorted(silent & (fleet.placements[move.instance].workers() | set(lost))):
         return (
             Reason.SILENT,
-            f"{move.instance!r} has parts on {lost}, which have not answered lately; wait until they do",
+            f"{move.instance!r} has parts on {quiet}, which have not answered lately; wait until they do",
         )
     if lost:
         return (

@@ -239,10 +239,12 @@ class ControllerLoop:
 def _with_states(seen: Observation, states: Mapping[str, State | None], asked_s: float) -> Observation:
     """The same traffic, with what workers have just said of where their instances lie."""
     told = {name: state for name, state in states.items() if state is not None}
-    figures = [item for name, item in seen.fleet.figures.items() if name in told]
-    fleet = Fleet.of(figures, [told[item.worker].placement for item in figures], seen.fleet.model)
+    placements = {**seen.fleet.placements, **{name: state.placement for name, state in told.items()}}
+    figures = [item for name, item in seen.fleet.figures.items() if name in states]
+    fleet = Fleet.of(figures, [placements[item.worker] for item in figures], seen.fleet.model)
     busy = {name: state.under_way for name, state in told.items() if state.under_way is not None}
-    return Observation(fleet, asked_s, seen.not_planned, busy, frozenset(states.keys() - fleet.figures.keys()))
+    silent = (seen.silent & states.keys()) | (states.keys() - (told.keys() & fleet.figures.keys()))
+    return Observation(fleet, asked_s, seen.not_planned, busy, frozenset(silent))
 
 
 def _text_of(error: Exception) -> str:

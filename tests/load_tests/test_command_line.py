@@ -144,6 +144,8 @@ def test_bad_options_are_refused(arguments: tuple[str, ...], message: str) -> No
 def test_a_load_that_would_never_swing_is_refused() -> None:
     with pytest.raises(ValueError, match="36 requests, and the first 36 of them are of one shape"):
         workloads_from(parse("-w", "swinging", "--rate", "2", "--duration-s", "18"))
+    with pytest.raises(ValueError, match=r"has 24 requests, .* never swing"):
+        workloads_from(parse("-w", "swinging", "--scale", "0.1"))
     (load,) = workloads_from(parse("-w", "swinging", "--rate", "2", "--duration-s", "19"))
     assert load.requests == 38
 

@@ -140,9 +140,9 @@ def test_steps_count_once_whoever_answers() -> None:
     seen(observer, reading("a", 1.0, steps=20), reading("b", 1.0))
     for taken_s in (3.0, 5.0, 7.0):
         # Worker a says nothing for a while, then the same as before.
-        last = seen(observer, reading("b", taken_s))
-        assert set(last.fleet.figures) == {"b"}
-    last = seen(observer, reading("a", 9.0, steps=20, prefill_tokens=80), reading("b", 9.0))
+        last = seen(observer, reading("b", taken_s), window_s=10)
+        assert last.silent == {"a"}
+    last = seen(observer, reading("a", 9.0, steps=20, prefill_tokens=80), reading("b", 9.0), window_s=8)
     assert last.not_planned == "too few steps were run to know what they cost; wait for traffic"
     assert last.fleet.figures["a"].prefill_tokens_per_s == 10
 
@@ -180,18 +180,40 @@ def test_a_worker_is_known_by_both_its_answers() -> None:
 
 def test_what_is_known_of_a_worker_outlasts_its_silence_and_ends_with_its_life() -> None:
     observer, both = Observer(), {"a": home("a"), "b": home("b")}
-    observer.look([reading("a", 1.0, steps=20), reading("b", 1.0)], both, 0.0, 2.0)
+    away = home("a").with_layers_moved(3, 1, "b")
+    observer.look([reading("a", 1.0, steps=20, live_blocks=30), reading("b", 1.0)], {**both, "a": away}, 0.0, 6.0)
     observer.links.moved("a", "b", took(64, 1.0), busy=0.0)
     for taken_s in (3.0, 5.0):
-        observer.look([reading("b", taken_s)], {"a": None, "b": home("b")}, 0.0, 2.0)
+        quiet = observer.look([reading("b", taken_s)], {"a": None, "b": home("b")}, 0.0, 6.0)
     assert set(observer.links.speeds) == {frozenset("ab")}
-    back = observer.look([reading("a", 7.0, steps=21, prefill_tokens=60), reading("b", 7.0)], both, 0.0, 2.0)
+    # What b has of it is load and memory of b all the while.
+    assert isinstance(quiet, Observation)
+    assert quiet.silent == {"a"}
+    assert (quiet.fleet.placements["a"], quiet.fleet.figures["a"].live_blocks) == (away, 30)
+    back = observer.look([reading("a", 7.0, steps=21, prefill_tokens=60), reading("b", 7.0)], both, 0.0, 6.0)
     assert isinstance(back, Observation)
     # Were the first 20 steps counted again, there would be enough.
     assert back.not_planned == "too few steps were run to know what they cost; wait for traffic"
     assert back.fleet.figures["a"].prefill_tokens_per_s == 10
     observer.look([reading("b", 9.0)], {"b": home("b")}, 0.0, 2.0)
     assert observer.links.speeds == {}
+
+
+def test_what_was_done_in_a_long_silence_is_no_rate_of_now() -> None:
+    observer, both = Observer(), {"a": home("a"), "b": home("b")}
+    observer.look([reading("a", 1.0, steps=40), reading("b", 1.0)], both, 0.0, 6.0)
+    for taken_s in (3.0, 5.0, 7.0):
+        observer.look([reading("b", taken_s)], both, 0.0, 6.0)
+    # 8 s, 800 tokens, and nothing says when.
+    back = observer.look([reading("a", 9.0, steps=41, prefill_tokens=800), reading("b", 9.0)], both, 0.0, 6.0)
+    assert isinstance(back, Observation)
+    assert "traffic of a;" in back.not_planned
+    for taken_s in (11.0, 13.0, 15.0):
+        now = observer.look(
+            [reading("a", taken_s, steps=41, prefill_tokens=800), reading("b", taken_s)], both, 0.0, 6.0
+        )
+    assert isinstance(now, Observation)
+    assert (now.not_planned, now.fleet.figures["a"].prefill_tokens_per_s) == ("", 0)
 
 
 def test_a_worker_that_was_started_again_counts_anew() -> None:

@@ -77,3 +77,15 @@ def test_an_instance_with_parts_on_a_dead_worker_is_not_moved() -> None:
     verdict = judge_order(broken, MoveSettings(), LayerMove("a", 0, 1, "a", "c"))
     assert verdict.reason is Reason.UNKNOWN_WORKER
     assert "repaired" in verdict.detail
+
+
+def test_tokens_of_a_third_worker_that_hosts_the_instance_too_are_judged() -> None:
+    # c has a layer of a. What goes from a to b lets more of a's prompts through, and c hosts more of them.
+    workers = (worker("a", prefill_tokens_per_s=600, prefill_step_tokens=16), worker("b"))
+    c = worker("c", running=1, decode_tokens_per_s=80)
+    placed = at_home("a", COST).with_layers_moved(3, 1, "c")
+    verdict = judge_order(
+        Situation(fleet(COST, *workers, c, placed=(placed,))), MoveSettings(), LayerMove("a", 1, 2, "a", "b")
+    )
+    assert verdict.prediction is not None
+    assert verdict.prediction.itl_after_s["c"] > verdict.prediction.itl_before_s["c"] > 0
