@@ -158,6 +158,13 @@ def workloads_from(arguments: argparse.Namespace) -> list[Workload]:
             workload = WORKLOADS[name]
         workload = workload.scaled(arguments.scale)
         chosen += [workload] if arguments.rate is None else workload.at_rates(arguments.rate, arguments.duration_s)
+    for workload in chosen:
+        if workload.swing is not None and workload.requests <= workload.swing.stretch:
+            raise ValueError(
+                f"workload {workload.name!r} has {workload.requests} requests, and the first {workload.swing.stretch} "
+                "of them are of one shape, so that it would never swing; give a larger --scale, or with --rate a "
+                "longer --duration-s"
+            )
     return chosen
 
 

@@ -114,7 +114,7 @@ class Workload:
         many requests as are to be expected in so long. One that has its own number in flight keeps to that.
 
         Raises:
-            ValueError: a rate that is none, or so few requests that a load that swings never does.
+            ValueError: a rate that is none.
         """
         if self.in_flight is not None:
             return [self]
@@ -122,11 +122,6 @@ class Workload:
         for rate_per_s in rates_per_s:
             name = self.name if len(rates_per_s) == 1 else f"{self.name} {rate_per_s:g}/s"
             requests = self.requests if duration_s is None else max(1, round(rate_per_s * duration_s))
-            if self.swing is not None and requests <= self.swing.stretch:
-                raise ValueError(
-                    f"workload {name!r} has {requests} requests, and the first {self.swing.stretch} of them are of one "
-                    "shape, so that it would never swing; give a longer --duration-s or a higher --rate"
-                )
             loads.append(replace(self, name=name, requests=requests, rate_per_s=rate_per_s))
         return loads
 
