@@ -96,7 +96,7 @@ class InstanceHome:
 
     async def engine_wholly(self, function: Callable[[Engine], T]) -> T:
         """`engine`, for what is not to be left while it may be running: who is cancelled meanwhile is so after it."""
-        return await _to_its_end(asyncio.wrap_future(self._thread.call(function)))
+        return await to_its_end(asyncio.wrap_future(self._thread.call(function)))
 
     async def move_blocks(self, function: Callable[[Engine], tuple[T, Mapping[int, int]]]) -> T:
         """Runs `function` in the engine's thread, which gives own blocks other places and says which, and has all hosts
@@ -108,7 +108,7 @@ class InstanceHome:
             await self.follow_moved_blocks(moves)
             return result
 
-        return await _to_its_end(asyncio.ensure_future(both()))
+        return await to_its_end(asyncio.ensure_future(both()))
 
     async def switch(self, after: Placement, function: Callable[[Engine], None]) -> None:
         """The instance lies as `after` says from now on; `function` makes it so in the engine. While steps are held."""
@@ -165,7 +165,7 @@ class InstanceHome:
         self._on_lost(host, reason)
 
 
-async def _to_its_end(work: asyncio.Future[T]) -> T:
+async def to_its_end(work: asyncio.Future[T]) -> T:
     """What it gives. Who is cancelled meanwhile, however often, is so when it is over."""
     try:
         return await asyncio.shield(work)

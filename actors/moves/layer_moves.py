@@ -26,7 +26,7 @@ from actors.engine.module_transfer import PageChunk
 from actors.engine.room import GrantRefusedError, NotNowError
 from actors.engine.stages import stages_of
 from actors.moves.copying import some_at_a_time
-from actors.moves.instance_home import InstanceHome, QuestionFailedError
+from actors.moves.instance_home import InstanceHome, QuestionFailedError, to_its_end
 from actors.moves.questions import (
     Fields,
     GrantRequest,
@@ -143,8 +143,12 @@ class LayerMoves:
                 await self._home.switch(after, switch)
         except BaseException:
             if self._home.placement is not after:
-                await self._home.give_back(host, lanes, layers)
-                await self._home.engine_wholly(lambda engine: engine.grants.limit_blocks(host, limit))
+
+                async def undo() -> None:
+                    await self._home.give_back(host, lanes, layers)
+                    await self._home.engine(lambda engine: engine.grants.limit_blocks(host, limit))
+
+                await to_its_end(asyncio.ensure_future(undo()))
             raise
 
     async def _agree(

@@ -147,3 +147,27 @@ def test_what_is_no_move_is_refused(make_worker: MakeWorker) -> None:
             asyncio.run(moves.make(wrong))
     with pytest.raises(MoveFailedError, match="has no link to 'host'"):
         asyncio.run(moves.make(out(1, 1)))
+
+
+def test_a_move_that_is_given_up_twice_leaves_the_pool_free_to_grow(
+    make_worker: MakeWorker, network: MemoryNetwork
+) -> None:
+    home, host = make_worker("home"), make_worker("host")
+    join(home, host)
+    before = books(home), books(host)
+
+    async def run() -> None:
+        network.faults("host", "home").hold()
+        moving = asyncio.create_task(moves_of(home).make(out(1, 2)))
+        while "home" not in host.engine.grants.instances:
+            await asyncio.sleep(0)
+        for _ in range(2):  # the second one while what was granted is given back
+            moving.cancel()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        network.faults("host", "home").release()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+
+    asyncio.run(run())
+    assert (books(home), books(host), dict(home.engine.grants.limits)) == (*before, {})
