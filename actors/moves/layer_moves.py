@@ -189,23 +189,9 @@ class LayerMoves:
 
     async def _fetch(self, move: Move, lanes: tuple[Lane, ...], after: Placement, tally: _Tally) -> None:
         host, layers = move.source, weights_of(move)
-
-        def make_room(engine: Engine) -> tuple[tuple[Grant, list[int]], Mapping[int, int]]:
-            granted = engine.lanes_returning(lanes, layers)
-            return (granted, self._early_blocks(engine)), granted.moved_blocks
-
         try:
             point = await self._ask_for_point(host)
-            until_s = time.monotonic() + _PATIENCE_S
-            while True:
-                try:
-                    async with self._steps_held(tally):
-                        granted, early = await self._home.move_blocks(make_room)
-                    break
-                except NotNowError:
-                    if time.monotonic() >= until_s:
-                        raise
-                await asyncio.sleep(_PAUSE_S)
+            granted, early = await self._make_room(lanes, layers, tally)
             for layer in granted.layers_to_copy:
                 await self._fetch_weights(host, layer, tally)
             if granted.layers_to_copy:  # as in `_send`
@@ -231,6 +217,26 @@ class LayerMoves:
                 await self._home.give_back(host, lanes, layers)
             else:
                 await self._home.engine_wholly(_abandon_return)
+
+    async def _make_room(
+        self, lanes: tuple[Lane, ...], layers: tuple[int, ...], tally: _Tally
+    ) -> tuple[Grant, list[int]]:
+        """Home has room for what returns, and the blocks that can be copied from now on. Waits a while for copies that
+        are in the way."""
+
+        def make_room(engine: Engine) -> tuple[tuple[Grant, list[int]], Mapping[int, int]]:
+            granted = engine.lanes_returning(lanes, layers)
+            return (granted, self._early_blocks(engine)), granted.moved_blocks
+
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                async with self._steps_held(tally):
+                    return await self._home.move_blocks(make_room)
+            except NotNowError:
+                if time.monotonic() >= until_s:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
 
     async def _ask_for_point(self, host: str) -> int:
         return Fields((await self._home.ask(host, Kind.DIRTY_POINT, encode())).meta).number("point")
