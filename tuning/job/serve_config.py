@@ -16,6 +16,8 @@ from tuning.job.job_error import JobError
 IMPORT_PATH = "app.builder:build"
 _MINIMAL: dict[str, Any] = {"applications": [{"name": "equipoise", "route_prefix": "/", "import_path": IMPORT_PATH}]}
 _ROLES = {"static": ("prefill", "decode"), "monolithic": ("monolithic",)}
+_DEPLOYMENT_OF = {"prefill": "PrefillServer", "decode": "DecodeServer", "monolithic": "MonolithicServer"}
+_CONTROLLER_OF_MOVES = "ControllerServer"  # of mode balanced, which is never chosen
 
 
 def read_base(path: Path | None) -> dict[str, Any]:
@@ -62,6 +64,7 @@ def serve_config(
     for role in roles:
         start = settings.get(role) or (others[0] if others else {})
         settings[role] = {**start, "replicas": getattr(deployment, f"{role}_instances")}
+    _drop_deployments_of_other_modes(application, roles)
     if keeps_store:
         return config
     store = settings["store"] = dict(settings.get("store") or {})
@@ -74,6 +77,16 @@ def serve_config(
     else:
         store |= {"eviction": deployment.policy.eviction, "ttl_s": deployment.policy.default_ttl_s}
     return config
+
+
+def _drop_deployments_of_other_modes(application: dict[str, Any], roles: tuple[str, ...]) -> None:
+    """Serve refuses an application with an entry for a deployment that it has not."""
+    gone = {_CONTROLLER_OF_MOVES, *(name for role, name in _DEPLOYMENT_OF.items() if role not in roles)}
+    deployments = application.get("deployments")
+    if isinstance(deployments, list):
+        application["deployments"] = [
+            each for each in deployments if not (isinstance(each, dict) and each.get("name") in gone)
+        ]
 
 
 def application_settings(config: dict[str, Any]) -> dict[str, Any]:

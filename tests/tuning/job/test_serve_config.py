@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.serve_config import read_serve_config
+from app.serve_config import deployments_in, read_serve_config
 from kv.policy.policy_file import GroupTtl, PolicySpec, dump
 from tuning.deployment.deployment import Deployment
 from tuning.job.job_error import JobError
@@ -35,6 +35,17 @@ def test_the_app_reads_back_what_was_chosen(base: Path | None, deployment: Deplo
     if base is not None:
         before = read_serve_config(str(base)).settings
         assert (settings.model, settings.engine) == (before.model, before.engine)
+
+
+@pytest.mark.parametrize("deployment", [STATIC, MONOLITHIC], ids=lambda deployment: deployment.mode)
+def test_entries_of_deployments_stay_where_the_mode_has_them(deployment: Deployment, tmp_path: Path) -> None:
+    base = read_base(None)
+    names = sorted({name for mode in ("static", "balanced", "monolithic") for name in deployments_in(mode)})
+    entries = base["applications"][0]["deployments"] = [{"name": name, "max_ongoing_requests": 7} for name in names]
+    path = tmp_path / "serve_config.yaml"
+    path.write_text(dump_config(serve_config(base, deployment, 1, None), []))
+    kept = read_serve_config(str(path)).content["applications"][0]["deployments"]
+    assert kept == [entry for entry in entries if entry["name"] in deployments_in(deployment.mode)]
 
 
 def test_a_policy_file_takes_the_place_of_eviction_and_time_to_live(tmp_path: Path) -> None:
