@@ -123,11 +123,12 @@ class BlockManager:
         self.forget([block for block in self._cached if block not in spared])
 
     def grow(self, count: int) -> None:
-        """Adds `count` free blocks: a lane left, and its slabs were dealt to the others."""
+        """Adds `count` free blocks: a lane left, and its slabs were dealt to the others. They are handed out after all
+        that are free now, because they are given up first: what is cached in the others outlives the lane's return."""
         first = self.num_blocks
         self._references.extend([0] * count)
         self._key_of.extend([None] * count)
-        self._free.extend(range(first + count - 1, first - 1, -1))
+        self._free[:0] = range(first + count - 1, first - 1, -1)
 
     def shrink(self, count: int) -> None:
         """Gives up the `count` blocks with the highest ids, evicting cached ones; raises NoFreeBlocksError, with

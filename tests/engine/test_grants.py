@@ -173,9 +173,13 @@ def test_slabs_that_others_copy_make_no_way_for_weights(llama_folder: Path, make
     """A fetch fills block 8. Its pages lie where the weights of layer 2 were, which is the only place for them."""
     engine = make_engine(llama_folder, kv_cache_blocks=8, slab_pages=1)
     engine.lanes_departed([], [2])
-    assert engine.add(EngineRequest("held", make_prompt(BLOCK), greedy(1), external_tokens=BLOCK)) is None
+    for request_id, length in (("fills 0 to 7", 8 * BLOCK), ("held", BLOCK)):
+        prompt = make_prompt(length)
+        assert engine.add(EngineRequest(request_id, prompt, greedy(1), external_tokens=length)) is None
     engine.step()
     assert engine.scheduler.fetching["held"].block_ids == [8]
+    engine.abort("fills 0 to 7")
+    engine.fetched("fills 0 to 7", 0)
     before = books(engine)
     with pytest.raises(GrantRefusedError, match=r"neighbouring slabs, .* lie in between; later they will not"):
         engine.grant("other", all_lanes(2), [2], 4, engine.loaded.fingerprint)

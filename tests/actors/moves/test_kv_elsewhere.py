@@ -70,6 +70,7 @@ def test_moves_at_any_moment_of_exports_and_fetches(seed: int, family_folder: Fo
     """There and back at both ends, begun before some of the parts, which then come a little later."""
     folder, rng = family_folder("llama"), random.Random(seed)
     sampling = greedy(12) if seed % 2 else SEEDED
+    has_room = seed % 3 == 0
 
     async def body(cell: Cell) -> None:
         moves: list[asyncio.Task[None]] = []
@@ -106,9 +107,11 @@ def test_moves_at_any_moment_of_exports_and_fetches(seed: int, family_folder: Fo
         assert (cell.shelf.refusals, cell.decode.exchange.misses) == ([], {})
         assert cell.prefill.failures == cell.decode.failures == []
         for worker in (cell.prefill, cell.decode):
-            assert sum(cell.num_checked(worker, prompt) for prompt in PROMPTS) > 0
+            checked = [cell.num_checked(worker, prompt) for prompt in PROMPTS]
+            if has_room:  # for all prompts at home: what went to blocks that a move added is all that may be forgotten
+                assert checked == [len(prompt) // 16 for prompt in PROMPTS]
 
-    run(folder, network, body, config_of(blocks=24 if seed % 3 else 96, exports_early=seed % 4 > 1))
+    run(folder, network, body, config_of(blocks=96 if has_room else 24, exports_early=seed % 4 > 1))
 
 
 class Pause:
