@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from actors.engine.module_transfer import PageChunk
 
-_CHUNKS_AHEAD = 3
+COPIES_AT_A_TIME = 3
 """Chunks on their way at a time: one that is read, one on the link, one that is written."""
 
 
@@ -18,7 +18,7 @@ async def some_at_a_time(copy: Callable[[PageChunk], Awaitable[None]], chunks: S
     running = deque[asyncio.Future[None]]()
     try:
         for chunk in chunks:
-            if len(running) == _CHUNKS_AHEAD:
+            if len(running) == COPIES_AT_A_TIME:
                 await running.popleft()
             running.append(asyncio.ensure_future(copy(chunk)))
         while running:

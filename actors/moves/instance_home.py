@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from actors.engine.engine import Engine
@@ -14,6 +15,7 @@ from actors.engine.head_work import RemoteHeads
 from actors.engine.lane_table import Lane
 from actors.engine.stage_work import RemoteStages
 from actors.engine_thread import EngineThread
+from actors.moves.copying import COPIES_AT_A_TIME
 from actors.moves.questions import Kind, encode, encode_moves
 from migrate.links.calls import Answer, LinkCalls, Tensors
 from migrate.placement import Placement
@@ -59,6 +61,7 @@ class InstanceHome:
         self._calls = calls
         self._timeout_s = timeout_s
         self._on_lost = on_lost
+        self._threads = ThreadPoolExecutor(COPIES_AT_A_TIME, "moves")  # they end with the process, or with this
 
     @property
     def hosts(self) -> list[str]:
@@ -89,6 +92,12 @@ class InstanceHome:
             yield
         finally:
             self._thread.resume_steps()
+
+    async def in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        """Runs it in a thread of moves' own. While steps are held, those of `asyncio.to_thread` may all be taken by
+        copies of exports and fetches that wait for the steps to go on (`CopyGate`): what these then wait for must not
+        need one."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def engine(self, function: Callable[[Engine], T]) -> T:
         """Runs it in the engine's thread."""

@@ -247,22 +247,22 @@ class LayerMoves:
         return lanes_of(move.layers, self._home.placement.num_kv_heads)
 
     async def _note_checksum(self, layer: int) -> None:
-        _, self.checksums[layer] = await asyncio.to_thread(self._home.grants.read_own_weights, layer)
+        _, self.checksums[layer] = await self._home.in_thread(self._home.grants.read_own_weights, layer)
 
     async def _send_weights(self, host: str, layer: int, tally: _Tally) -> None:
-        data, checksum = await asyncio.to_thread(self._home.grants.read_own_weights, layer)
+        data, checksum = await self._home.in_thread(self._home.grants.read_own_weights, layer)
         await self._home.ask(host, Kind.WRITE_WEIGHTS, encode(layer=layer, checksum=checksum.hex()), (data,))
         tally.weight_bytes += data.nbytes
 
     async def _fetch_weights(self, host: str, layer: int, tally: _Tally) -> None:
         answer = await self._home.ask(host, Kind.READ_WEIGHTS, encode(layer=layer))
         (data,), checksum = answer.tensors, Fields(answer.meta).hex("checksum")
-        await asyncio.to_thread(self._returning.write_weights, layer, data, checksum)
+        await self._home.in_thread(self._returning.write_weights, layer, data, checksum)
         tally.weight_bytes += data.nbytes
 
     async def _send_pages(self, host: str, lanes: Sequence[Lane], blocks: Sequence[int], tally: _Tally) -> None:
         async def send(chunk: PageChunk) -> None:
-            data = await asyncio.to_thread(self._home.grants.read_own, chunk)
+            data = await self._home.in_thread(self._home.grants.read_own, chunk)
             await self._home.ask(host, Kind.WRITE_PAGES, encode_chunk(chunk), (data,))
             tally.kv_bytes += data.nbytes
 
@@ -273,7 +273,7 @@ class LayerMoves:
 
         async def fetch(chunk: PageChunk) -> None:
             (data,) = (await self._home.ask(host, Kind.READ_PAGES, encode_chunk(chunk))).tensors
-            await asyncio.to_thread(returning.write_pages, chunk, data)
+            await self._home.in_thread(returning.write_pages, chunk, data)
             tally.kv_bytes += data.nbytes
 
         await some_at_a_time(fetch, self._home.grants.page_chunks(lanes, blocks, _CHUNK_BYTES))

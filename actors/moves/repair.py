@@ -125,7 +125,7 @@ class Repairs:
         spec, memory, dtype = await self._home.engine(
             lambda engine: (engine.loaded.spec, engine.loaded.layer_memory, engine.loaded.arena.pages.dtype)
         )
-        data = await asyncio.to_thread(read_packed_layer, self._folder, spec, dtype, layer)
+        data = await self._home.in_thread(read_packed_layer, self._folder, spec, dtype, layer)
         await self._home.engine(lambda _: write_weights(memory, layer, data, self._checksums[layer]))
 
 
