@@ -23,9 +23,13 @@ from load_tests.workloads import (
     Workload,
     working_set,
 )
+from tuning.option_types import above_0, at_least_0, between
 
 _LEAST_BURSTINESS = 0.01
 """With less all requests of a run come at once."""
+RATES_PER_S = 1e-6, 1e6
+"""The least and the most arrivals. With more all requests come at once, and with a duration there is no memory for so
+many."""
 CUSTOM = "custom"
 FOUR_LOADS = ["prefill-heavy", "decode-heavy", "balanced", "shared-prefix"]
 
@@ -58,7 +62,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         default=POOL_MULTIPLE,
         help=f"{WORKING_SET}: the common prefixes take so many times the pool (default %(default)s)",
     )
-    load.add_argument("--scale", type=float, default=1.0, help="multiplies the numbers of requests, for a quick look")
+    load.add_argument("--scale", type=above_0, default=1.0, help="multiplies the numbers of requests, for a quick look")
     load.add_argument(
         "--seed",
         type=int,
@@ -71,23 +75,26 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--warm-up", type=int, default=4, help="unmeasured requests before each workload (default 4)")
 
     group = parser.add_argument_group("arrivals")
-    group.add_argument("--duration-s", type=float, help="with --rate: as many requests as arrive in so long")
+    group.add_argument("--duration-s", type=above_0, help="with --rate: as many requests as arrive in so long")
     group.add_argument(
         "--burstiness", type=float, default=1.0, help="with --rate: 1 is a Poisson process (default), less is burstier"
     )
     arrivals = group.add_mutually_exclusive_group()
     arrivals.add_argument("--in-flight", type=int, default=16, help="closed loop: requests in flight (default 16)")
     arrivals.add_argument(
-        "--rate", type=float, nargs="+", help="open loop: arrivals per second; several: each workload at each of them"
+        "--rate",
+        type=between(*RATES_PER_S),
+        nargs="+",
+        help="open loop: arrivals per second; several: each workload at each of them",
     )
     arrivals.add_argument("--times", type=Path, help="open loop: a file with one arrival time in seconds per line")
 
     judged = parser.add_argument_group("judgement")
-    judged.add_argument("--slo-ttft-s", type=float, help="with --slo-tpot-s: report SLO attainment and goodput")
-    judged.add_argument("--slo-tpot-s", type=float)
+    judged.add_argument("--slo-ttft-s", type=above_0, help="with --slo-tpot-s: report SLO attainment and goodput")
+    judged.add_argument("--slo-tpot-s", type=above_0)
     judged.add_argument(
         "--foreign-limit",
-        type=float,
+        type=at_least_0,
         default=0.05,
         help="share of the machine's CPU time that other processes may use before a run is marked (default 0.05)",
     )
@@ -101,7 +108,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         help="environment variable with the bearer token, if it is set (default OPENAI_API_KEY)",
     )
     server.add_argument("--extra", type=json.loads, default={}, help="JSON object merged into every request's body")
-    server.add_argument("--timeout-s", type=float, default=600.0, help="limit for one request (default 600)")
+    server.add_argument("--timeout-s", type=above_0, default=600.0, help="limit for one request (default 600)")
 
 
 def add_token_ids_option(parser: argparse._ActionsContainer) -> None:
@@ -186,12 +193,10 @@ def load_options_from(arguments: argparse.Namespace) -> LoadOptions:
         raise ValueError("--scale and --duration-s both say how many requests there are; give one of them")
     if arguments.rate is not None:
         names = {f"{rate:g}" for rate in arguments.rate}
-        if not all(0 < rate < math.inf for rate in arguments.rate) or len(names) < len(arguments.rate):
-            raise ValueError(f"--rate is {arguments.rate}; give rates above 0, each once")
+        if len(names) < len(arguments.rate):
+            raise ValueError(f"--rate is {arguments.rate}; give each once")
         if not _LEAST_BURSTINESS <= arguments.burstiness < math.inf:
             raise ValueError(f"--burstiness is {arguments.burstiness}; it must be at least {_LEAST_BURSTINESS}")
-        if arguments.duration_s is not None and not 0 < arguments.duration_s < math.inf:
-            raise ValueError(f"--duration-s is {arguments.duration_s}; it must be above 0")
     return LoadOptions(
         in_flight=arguments.in_flight,
         burstiness=arguments.burstiness,

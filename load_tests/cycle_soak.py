@@ -30,6 +30,7 @@ from load_tests.moving_program import MovingResult, run_program, steady_parser_o
 from load_tests.moving_run import Fleet
 from load_tests.run_tables import markdown_table, number
 from migrate.moves import Move
+from tuning.option_types import above_0, at_least_0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,15 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = steady_parser_of("load_tests.cycle_soak", __doc__ or "")
     parser.set_defaults(dwell_s=0.5)
     parser.add_argument(
-        "--duration-s", type=float, default=600.0, help="at least one round is made (default %(default)s)"
+        "--duration-s", type=at_least_0, default=600.0, help="at least one round is made (default %(default)s)"
     )
-    parser.add_argument("--silence-limit-s", type=float, default=30.0, help="default %(default)s")
+    parser.add_argument("--silence-limit-s", type=above_0, default=30.0, help="default %(default)s")
 
-    def check(options: argparse.Namespace) -> None:
-        if options.duration_s < 0 or options.silence_limit_s <= 0:
-            raise ValueError("--duration-s must be at least 0, and --silence-limit-s above 0")
-
-    return asyncio.run(run_program("load_tests.cycle_soak", parser, argv, check, _moves, _report))
+    return asyncio.run(run_program("load_tests.cycle_soak", parser, argv, _moves, _report))
 
 
 def _moves(fleet: Fleet, options: argparse.Namespace) -> Iterator[Move]:

@@ -41,7 +41,7 @@ from kv.exit_status import status_of
 from kv.keys import KEY_BYTES
 from load_tests.arrivals import at_rate
 from load_tests.block_forest import BlockForest
-from load_tests.command_line import add_save_options, save
+from load_tests.command_line import RATES_PER_S, add_save_options, save
 from load_tests.driver import clock_s, drive
 from load_tests.index_size import IndexSize, measure_index
 from load_tests.measured_run import report_progress
@@ -49,6 +49,7 @@ from load_tests.paired_ratio import paired_ratio
 from load_tests.request_record import RequestRecord
 from load_tests.run_tables import markdown_table, number
 from load_tests.store_rig import LIMIT_S, local_ray
+from tuning.option_types import above_0, between
 
 INDEX_LIMIT_BYTES = 10**9
 """For a million blocks."""
@@ -166,8 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--shards", type=int, default=1, help="actors that the directory is divided over (default %(default)s)"
     )
-    parser.add_argument("--rate", type=float, default=500.0, help="calls per second (default %(default)g)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind in a repeat (default %(default)g)")
+    parser.add_argument(
+        "--rate", type=between(*RATES_PER_S), default=500.0, help="calls per second (default %(default)g)"
+    )
+    parser.add_argument("--seconds", type=above_0, default=20.0, help="of each kind in a repeat (default %(default)g)")
     parser.add_argument("--repeats", type=int, default=5, help="default %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="of chains, prompts and arrivals (default %(default)s)")
     parser.add_argument(
@@ -179,9 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         quick = {"blocks": 5000, "rate": 50.0, "seconds": 1.0, "repeats": 1, "index_blocks": 20_000}
         vars(arguments).update(quick)
-    positive = (arguments.blocks, arguments.shards, arguments.rate, arguments.seconds, arguments.repeats)
-    if min(positive) <= 0 or arguments.index_blocks < 0:
-        parser.error("--blocks, --shards, --rate, --seconds and --repeats must be above 0, --index-blocks at least 0")
+    if min(arguments.blocks, arguments.shards, arguments.repeats) <= 0 or arguments.index_blocks < 0:
+        parser.error("--blocks, --shards and --repeats must be above 0, --index-blocks at least 0")
 
     windows = _measure_answers(arguments)
     sizes: list[IndexSize] = []

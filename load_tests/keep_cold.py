@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kv.exit_status import status_of
 from load_tests.page_cache import PagesKeptError, drop_pages
+from tuning.option_types import above_0
 
 
 def drop_once(folder: Path, pattern: str) -> int:
@@ -40,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, help="looked through with all that is below it")
     parser.add_argument("--pattern", default="*.kv", help="of the files' names (default %(default)s)")
-    parser.add_argument("--every-s", type=float, default=0.5, help="from the end of a round to the next (default 0.5)")
+    parser.add_argument(
+        "--every-s", type=above_0, default=0.5, help="from the end of a round to the next (default 0.5)"
+    )
     arguments = parser.parse_args(argv)
-    if arguments.every_s <= 0:
-        parser.error(f"--every-s is {arguments.every_s}, must be above 0")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     rounds = files = 0
     try:

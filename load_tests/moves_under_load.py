@@ -35,6 +35,7 @@ from load_tests.moving_run import Fleet, NotFitError, Observed
 from load_tests.run_tables import markdown_table, number
 from migrate.load import ROLES
 from migrate.moves import Move
+from tuning.option_types import above_0
 
 _MIB = 2**20
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = steady_parser_of("load_tests.moves_under_load", __doc__ or "")
     parser.add_argument("--moves", type=int, default=50, help="an even number: half of them back (default %(default)s)")
     parser.add_argument(
-        "--window-s", type=float, default=2.0, help="of tokens before and after a move (default %(default)s)"
+        "--window-s", type=above_0, default=2.0, help="of tokens before and after a move (default %(default)s)"
     )
 
     parser.add_argument(
@@ -62,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return there_and_back(size, options.moves)
 
     def check(options: argparse.Namespace) -> None:
-        if options.moves < 2 or options.moves % 2 or options.window_s <= 0:
-            raise ValueError("--moves must be even and at least 2, and --window-s above 0")
+        if options.moves < 2 or options.moves % 2:
+            raise ValueError(f"--moves is {options.moves}; it must be even and at least 2")
         if options.most_layers is not None and options.most_layers < 1:
             raise ValueError(f"--most-layers is {options.most_layers}; it must be at least 1")
 
-    return asyncio.run(run_program("load_tests.moves_under_load", parser, argv, check, moves, _report))
+    return asyncio.run(run_program("load_tests.moves_under_load", parser, argv, moves, _report, check))
 
 
 def _report(result: MovingResult, options: argparse.Namespace) -> tuple[list[tuple[str, str]], dict[str, Any], bool]:

@@ -22,6 +22,7 @@ from load_tests.run_tables import markdown_table
 from load_tests.steady_load import SteadyLoad
 from load_tests.workloads import Workload
 from migrate.ctl.client import BadRequestError, RefusedError, UnreachableError
+from tuning.option_types import above_0, at_least_0
 
 Tables = list[tuple[str, str]]
 
@@ -61,7 +62,7 @@ def parser_of(module: str, doc: str) -> argparse.ArgumentParser:
     )
     add_token_ids_option(parser)
     parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is reported")
-    parser.add_argument("--move-limit-s", type=float, default=120.0, help="for one move (default %(default)s)")
+    parser.add_argument("--move-limit-s", type=above_0, default=120.0, help="for one move (default %(default)s)")
     parser.add_argument(
         "--api-key-env", default="OPENAI_API_KEY", help="environment variable with the key, if it is set"
     )
@@ -75,12 +76,14 @@ def steady_parser_of(module: str, doc: str) -> argparse.ArgumentParser:
     parser.add_argument("--in-flight", type=int, default=8, help="requests at a time (default %(default)s)")
     parser.add_argument("--prompt-tokens", type=int, default=256, help="default %(default)s")
     parser.add_argument("--output-tokens", type=int, default=64, help="default %(default)s")
-    parser.add_argument("--settle-s", type=float, default=5.0, help="load before the first move (default %(default)s)")
-    parser.add_argument("--dwell-s", type=float, default=2.0, help="load between moves (default %(default)s)")
+    parser.add_argument(
+        "--settle-s", type=at_least_0, default=5.0, help="load before the first move (default %(default)s)"
+    )
+    parser.add_argument("--dwell-s", type=at_least_0, default=2.0, help="load between moves (default %(default)s)")
     parser.add_argument(
         "--attempts", type=int, default=10, help="tries of a move for which there is no room (default %(default)s)"
     )
-    parser.add_argument("--timeout-s", type=float, default=300.0, help="for one request (default %(default)s)")
+    parser.add_argument("--timeout-s", type=above_0, default=300.0, help="for one request (default %(default)s)")
     return parser
 
 
@@ -88,9 +91,9 @@ async def run_program(
     module: str,
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    check: Callable[[argparse.Namespace], None],
     moves: Callable[[Fleet, argparse.Namespace], Iterable[Any]],
     report: Callable[[MovingResult, argparse.Namespace], tuple[Tables, dict[str, Any], bool]],
+    check: Callable[[argparse.Namespace], None] = lambda _: None,
 ) -> int:
     """Parses, runs and prints. `check` raises ValueError for options that cannot be; `report` gives tables, figures,
     and whether its own part of the run is as it should be. Returns the exit status."""
@@ -98,8 +101,8 @@ async def run_program(
     options = parser.parse_args(given)
     try:
         check(options)
-        if options.in_flight < 1 or options.attempts < 1 or min(options.settle_s, options.dwell_s) < 0:
-            raise ValueError("--in-flight and --attempts must be at least 1; --settle-s and --dwell-s at least 0")
+        if options.in_flight < 1 or options.attempts < 1:
+            raise ValueError("--in-flight and --attempts must be at least 1")
         shape = Workload("steady", 1, options.prompt_tokens, options.output_tokens)
     except ValueError as error:
         parser.error(str(error))

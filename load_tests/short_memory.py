@@ -37,6 +37,7 @@ from load_tests.run_tables import markdown_table, number
 from load_tests.worker_work import CountersError, ask_work, work_between
 from load_tests.workloads import Workload, draw_requests
 from migrate.moves import HeadMove
+from tuning.option_types import above_0
 
 AT_HOME, HEADS_AWAY = "all at home", "heads away"
 
@@ -173,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt-tokens", type=int, default=3000, help="default %(default)s")
     parser.add_argument("--output-tokens", type=int, default=256, help="default %(default)s")
     parser.add_argument("--ray-address", default="auto", help="of the application's cluster (default %(default)s)")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="for one request (default %(default)s)")
+    parser.add_argument("--timeout-s", type=above_0, default=600.0, help="for one request (default %(default)s)")
     return parser
 
 

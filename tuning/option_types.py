@@ -57,6 +57,14 @@ def above_0(text: str) -> float:
     return value
 
 
+def at_least_0(text: str) -> float:
+    """A finite number of at least 0."""
+    value = _float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not allowed: give a finite number of at least 0")
+    return value
+
+
 def above_0_or_inf(text: str) -> float:
     """A number above 0, inf included."""
     value = _float(text)

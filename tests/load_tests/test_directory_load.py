@@ -83,8 +83,18 @@ def test_no_index_may_take_more_than_the_limit() -> None:
     assert too_large(sizes) == sizes[1::2]
 
 
-def test_bad_options_exit_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rate", "0"), "argument --rate: '0' is not allowed"),
+        (("--seconds", "nan"), "argument --seconds: 'nan' is not allowed"),
+        (("--repeats", "0"), "must be above 0"),
+    ],
+)
+def test_bad_options_exit_with_code_2(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
-        directory_load.main(["--rate", "0"])
+        directory_load.main(list(arguments))
     assert stopped.value.code == 2
-    assert "must be above 0" in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -126,7 +126,7 @@ def test_results_are_saved(
     [
         (("--repeat", "0"), "--repeat is 0"),
         (("--cpu-of", "ray::("), "no regular expression"),
-        (("--scale", "0"), "scale is 0"),
+        (("--scale", "0"), "argument --scale: '0' is not allowed"),
         (("-w", "nonsense"), "invalid choice"),
     ],
 )
