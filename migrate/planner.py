@@ -105,8 +105,8 @@ def _candidates(
     destination: str,
     settings: MoveSettings,
 ) -> Iterator[Move]:
-    """Layers when the gap is wide, heads when it is narrow or memory alone is the trouble, nothing when it is small or
-    the source has enough of what the two differ in.
+    """Layers when the gap is wide, heads when it is narrow, both when it is wide and memory alone is the trouble,
+    nothing when it is small or the source has enough of what the two differ in.
 
     No layers of the source's own as long as it has some of the destination's: those go home first, or every token of
     either would wait for the other's prompts. Nor heads where the two share the layers already: what is left of a gap
@@ -125,7 +125,7 @@ def _candidates(
         layers = (move for move in layers if move.instance != source)
     if wide and not memory_alone:
         return layers
-    if wide and (fleet.model.sizes.num_kv_heads == 1 or not situation.abilities.heads):
+    if wide:
         return chain(head_moves(fleet, source, destination), layers)
     if not memory_alone and fleet.part(source, destination).layers:
         return iter(())

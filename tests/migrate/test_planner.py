@@ -157,9 +157,23 @@ def test_memory_that_is_not_scarce_is_no_reason_to_move_heads(live_blocks: int, 
     busy = {"prefill_tokens_per_s": 200.0}
     settings = replace(EVEN, busy_from=0.7)
     made = planned(fleet(COST, worker("a", live_blocks=live_blocks, **busy), worker("b", **busy)), settings)
-    assert bool(made.moves) == moves
-    assert all(isinstance(verdict.move, HeadMove) for verdict in made.verdicts)
+    assert [type(move) for move in made.moves] == [HeadMove] * moves
     assert bool(made.verdicts) == moves
+
+
+@pytest.mark.parametrize(("latency_s", "move"), [(0.0, HeadMove), (0.003, LayerMove)])
+def test_layers_relieve_memory_where_heads_would_be_waited_for(latency_s: float, move: type) -> None:
+    # Both compute for 0.4 of their time, and a's pool is full: U 0.7 and 0.2. One layer: a 0.3 and 12,000 / 17,000,
+    # b 0.5 and 4,000 / 15,000, U 0.503 and 0.383; with two b would have 0.586. Half of the heads: U 0.45 on both, and
+    # what is waited for. 10 chunks/s of 10 tokens send 240 bytes a layer, 2.4 ms: 0.048 more, less than one layer
+    # leaves. With 3 ms each way as well it is at least 0.168 more. Three heads of two layers alone leave 0.5125.
+    busy = {"prefill_tokens_per_s": 100.0, "prefill_step_tokens": 10.0}
+    workers = [worker("a", live_blocks=100, **busy), worker("b", **busy)]
+    made = planned(fleet(model(latency_s=latency_s), *workers), EVEN)
+    assert [type(each) for each in made.moves] == [move]
+    layers = [verdict for verdict in made.verdicts if verdict.move == LayerMove("a", 3, 1, "a", "b")]
+    assert layers[0].prediction is not None
+    assert layers[0].prediction.peak_after == pytest.approx(0.15 + 6 / 17)
 
 
 def test_a_model_with_one_kv_head_has_its_memory_relieved_by_layers() -> None:
