@@ -64,6 +64,8 @@ class DiskWrites:
         self._refusals = refusals
         self._queue: dict[str, None] = {}
         self._writing: str | None = None
+        self._demoting: set[str] = set()
+        """What is being written because it leaves DRAM, where it still is."""
         self._write_lock = asyncio.Lock()
         """Held while `_writing` is."""
         self._queue_changed = asyncio.Event()
@@ -76,7 +78,7 @@ class DiskWrites:
 
     def enqueue(self, extent_id: str) -> None:
         """An extent in DRAM is to be written soon, unless it is on disk."""
-        if self._listing.info(extent_id) is not None or extent_id == self._writing:
+        if self._listing.info(extent_id) is not None or extent_id == self._writing or extent_id in self._demoting:
             return
         if self._pause.is_on:
             self._refusals["disk_paused"] += 1
@@ -104,7 +106,12 @@ class DiskWrites:
             self._refusals["disk_scanning"] += 1
         elif extent_id in self._queue:
             del self._queue[extent_id]
-            if await self._write_and_list(info, refs):
+            self._demoting.add(extent_id)
+            try:
+                is_written = await self._write_and_list(info, refs)
+            finally:
+                self._demoting.discard(extent_id)
+            if is_written:
                 self._counts["demoted_extents"] += 1
                 self._counts["demoted_bytes"] += info.num_bytes
 
@@ -144,8 +151,13 @@ class DiskWrites:
         if self._pause.is_on:
             self._refusals["disk_paused"] += 1
             return False
-        num_bytes = await self._write(info, refs)
-        return num_bytes is not None and await self._listing.add(info, num_bytes)
+        try:
+            num_bytes = await self._write(info, refs)
+            return num_bytes is not None and await self._listing.add(info, num_bytes)
+        except Exception:  # whatever it is: others are written after this one, and DRAM waits for its room
+            logger.exception("extent %s could not be written", info.extent_id)
+            self._refusals["disk_defect"] += 1
+            return False
 
     async def _write(self, info: ExtentInfo, refs: Sequence[Any]) -> int | None:
         """Bytes that the new file takes; None when it could not be written."""

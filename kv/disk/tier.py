@@ -182,6 +182,7 @@ class DiskTier:
             if self._is_closed:
                 raise DiskWriteError("closed", f"{path}: the tier is closed")
             if extent_id in self._files or extent_id in self._being_written:
+                self._room.reserved_bytes -= min(num_bytes, self._room.reserved_bytes)
                 raise ValueError(f"extent id {extent_id} is taken: give a new one")
             if self._room.reserved_bytes < num_bytes:
                 raise ValueError(f"{self._room.reserved_bytes} bytes are reserved: reserve the {num_bytes} first")

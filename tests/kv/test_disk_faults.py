@@ -457,3 +457,82 @@ def test_whatever_is_lost_what_is_on_disk_is_listed_in_the_end(steps: list[tuple
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(work(Path(folder)))
+
+
+class _Late:
+    """A reference whose object comes when `comes` is set."""
+
+    def __init__(self, value: Any, comes: asyncio.Event) -> None:
+        self._value, self._comes = value, comes
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from self._comes.wait().__await__()
+        return self._value
+
+
+def put(cell: Cell, seed: int, comes: asyncio.Event) -> ExtentInfo:
+    """An extent in DRAM that is to be written."""
+    extent = make_extent(seed=seed)
+    info = info_of(extent)
+    put_as(cell, info, extent, comes)
+    return info
+
+
+def put_as(cell: Cell, info: ExtentInfo, extent: Extent, comes: asyncio.Event) -> None:
+    assert cell.dram.ledger.reserve(info.num_bytes)
+    cell.dram.ledger.add_extent(info, [_Late(buffer, comes) for buffer in extent.buffers])
+    cell.disk.stored(info)
+
+
+def test_an_extent_that_is_read_while_it_leaves_dram_is_written_once(tmp_path: Path) -> None:
+    """By a reader that came too late to keep it. Writing goes on after that."""
+
+    async def work() -> None:
+        cell = await Cell.start(tmp_path / "kv", 20, ForgetfulShard())
+        await cell.store(0)
+        other_comes, comes, there = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        other = put(cell, 1, other_comes)
+        while cell.disk.stats().num_queued_extents:  # until it is being written
+            await asyncio.sleep(0)
+        info = put(cell, 2, comes)
+        leaving = asyncio.create_task(cell._demote(info, cell.dram.ledger.refs(info.extent_id)))
+        await asyncio.sleep(0)
+        cell.disk.used(info.extent_id)
+        other_comes.set()
+        assert await cell.disk.flush(30.0)
+        comes.set()
+        await leaving
+        there.set()
+        later = put(cell, 3, there)
+        assert await cell.disk.flush(30.0)
+        for written in (other, info, later):
+            assert cell.disk.has(written.extent_id)
+        assert cell.tier.used_bytes == taken_bytes(cell.folder) == 4 * EXTENT_BYTES
+
+    asyncio.run(work())
+
+
+def test_an_extent_that_cannot_be_written_for_a_reason_unforeseen_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file is there, and nobody lists it. What was reserved for it is free again, and the disk is used on."""
+
+    async def work() -> None:
+        cell = await Cell.start(tmp_path / "kv", 20, ForgetfulShard())
+        there = asyncio.Event()
+        there.set()
+        extent = make_extent(seed=1)
+        info = info_of(extent)
+        assert cell.tier.reserve(EXTENT_BYTES)
+        cell.tier.write(file_name_of(info.extent_id), info.parent, extent.buffers)
+        before = cell.tier.used_bytes
+        put_as(cell, info, extent, there)
+        assert await cell.disk.flush(30.0)
+        assert cell.tier.used_bytes == before
+        assert dict(cell.disk.stats().refusals) == {"disk_defect": 1}
+        assert f"{info.extent_id} could not be written" in caplog.text
+        later = put(cell, 2, there)
+        assert await cell.disk.flush(30.0)
+        assert cell.disk.has(later.extent_id)
+
+    asyncio.run(work())
