@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,9 +173,14 @@ class Worker:
         """Ends the engine; the actor may be killed then."""
         self._closed.set()
         self._housekeeper.cancel()
-        if self._moves is not None:
-            await asyncio.to_thread(self._moves.close)
-        await asyncio.to_thread(self._thread.stop)
+
+        def end() -> None:
+            if self._moves is not None:
+                self._moves.close()
+            self._thread.stop()
+
+        # Not in a thread of `asyncio.to_thread`: in all of those may be copies that wait for what is ended here.
+        await asyncio.get_running_loop().run_in_executor(ThreadPoolExecutor(1, "close"), end)
         self._lines.close()
 
     async def check_health(self, stall_timeout_s: float) -> None:
