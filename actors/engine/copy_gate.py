@@ -22,6 +22,7 @@ class CopyGate:
         self._changed = threading.Condition()
         self._num_under_way = 0
         self._is_closed = False
+        self._is_refusing = False
         self._when_idle: list[Callable[[], None]] = []
 
     @property
@@ -31,9 +32,13 @@ class CopyGate:
 
     @contextmanager
     def copying(self, timeout_s: float) -> Iterator[None]:
-        """One copy. Waits while the gate is closed; GateClosedError when that takes longer than `timeout_s`."""
+        """One copy. Waits while the gate is closed; GateClosedError when that takes longer than `timeout_s`, or when
+        nobody is to wait."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._is_closed, timeout_s):
+            self._changed.wait_for(lambda: self._is_refusing or not self._is_closed, timeout_s)
+            if self._is_refusing:
+                raise GateClosedError("all KV is being computed anew")
+            if self._is_closed:
                 raise GateClosedError(f"lanes were being moved for longer than {timeout_s:.1f} s")
             self._num_under_way += 1
         try:
@@ -48,6 +53,13 @@ class CopyGate:
         with self._changed:
             self._is_closed = True
 
+    def refuse(self) -> None:
+        """Of a closed gate: copies that wait, and those that come before it is opened, are not begun. What they would
+        read or fill is of no use any more."""
+        with self._changed:
+            self._is_refusing = self._is_closed
+            self._changed.notify_all()
+
     def when_idle(self, call: Callable[[], None]) -> None:
         """`call` is called once, from any thread, in this call already if need be, as soon as no copy is under way."""
         with self._changed:
@@ -57,7 +69,7 @@ class CopyGate:
     def open(self) -> None:
         """Copies may begin again."""
         with self._changed:
-            self._is_closed = False
+            self._is_closed = self._is_refusing = False
             self._changed.notify_all()
 
     def _tell(self) -> None:

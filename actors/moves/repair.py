@@ -70,15 +70,16 @@ class Repairs:
 
     async def _repair_all(self) -> None:
         try:
-            async with self._home.busy("taking modules home from a lost host"):
-                repaired: set[str] = set()
-                async with self._home.steps_held():
-                    while self._lost:
-                        lost, self._lost = self._lost, {}
-                        await self._repair(lost)
-                        repaired |= lost.keys()
-                for host in repaired:  # which may live, and then is to hear of it
-                    await self._home.give_back(host, (), ())
+            while self._lost:  # others may have been lost while the last were told
+                async with self._home.busy("taking modules home from a lost host"):
+                    repaired: set[str] = set()
+                    async with self._home.steps_held():
+                        while self._lost:
+                            lost, self._lost = self._lost, {}
+                            await self._repair(lost)
+                            repaired |= lost.keys()
+                    for host in repaired:  # which may live, and then is to hear of it
+                        await self._home.give_back(host, (), ())
         except EngineStoppedError:
             return  # the worker ends
         except Exception as error:  # whatever it is: without its modules the instance serves nobody
@@ -113,6 +114,8 @@ class Repairs:
         until_s = time.monotonic() + _ROOM_LIMIT_S
         while True:
             self._deliver(await self._home.engine(lambda engine: _make_way(engine, lanes, layers)))
+            # Those that wait for the end of this repair would keep it from the blocks that they are for.
+            await self._home.engine(lambda engine: engine.copy_gate.refuse())
             try:
                 return await self._home.engine(lambda engine: engine.lanes_returning(lanes, layers, in_need=True))
             except GrantRefusedError:

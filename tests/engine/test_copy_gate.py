@@ -42,6 +42,34 @@ def test_copies_wait_until_it_is_opened() -> None:
     assert begun.is_set()
 
 
+def test_copies_that_wait_may_be_refused_until_it_is_opened() -> None:
+    gate, refused = CopyGate(), list[str]()
+    gate.refuse()  # an open one lets copies in
+    with gate.copying(0.0):
+        gate.close()
+
+    def copy() -> None:
+        try:
+            with gate.copying(LIMIT_S):
+                pass
+        except GateClosedError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=copy) for _ in range(2)]
+    threads[0].start()
+    gate.refuse()
+    threads[1].start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert refused == ["all KV is being computed anew"] * 2
+    gate.open()
+    with gate.copying(0.0):
+        assert gate.num_under_way == 1
+    gate.close()
+    with pytest.raises(GateClosedError, match=r"longer than 0\.0 s"), gate.copying(0.0):
+        pass
+
+
 def test_a_copy_that_fails_has_ended_too() -> None:
     gate = CopyGate()
     with pytest.raises(KeyError), gate.copying(LIMIT_S):

@@ -12,9 +12,11 @@ from actors.engine.engine import Engine
 from actors.engine.request import EngineRequest
 from actors.engine.room import GrantRefusedError
 from actors.moves.layer_moves import MoveFailedError
+from actors.moves.repair import Repairs
 from migrate.links.memory_network import MemoryNetwork
 from tests.actors.moves.divided_cell import Cell, config_of, run
 from tests.engine_driver import greedy, make_prompt
+from tests.link_ends import WAIT_S
 from tests.reference import assert_greedy, load_reference
 
 EARLIER, FETCHED, RUNNING = make_prompt(200, 1), make_prompt(33, 2), make_prompt(40, 3)
@@ -90,6 +92,52 @@ def test_blocks_that_are_fetched_into_stay_where_they_are(
         )
         assert cell.num_checked(decode, FETCHED) > 0
         assert decode.engine.counters.fetched_tokens == len(FETCHED)
+        await decode.ask_engine(lambda engine: engine.release("another"))
+
+    run(folder, network, body, config_of(blocks=BLOCKS))
+
+
+def test_a_repair_waits_for_no_fetch_that_waits_for_it(
+    family_folder: Callable[[str], Path], network: MemoryNetwork
+) -> None:
+    """Its blocks are in the way, and it would be let into them when the repair is over. It begins anew, as all do."""
+    folder = family_folder("llama")
+
+    async def body(cell: Cell) -> None:
+        decode, may_come = cell.decode, asyncio.Event()
+
+        async def before(event: int) -> None:
+            if event > 1:
+                await may_come.wait()
+
+        await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
+        await cell.move_out(decode, 1, 2)
+        host, fingerprint = cell.host_of(decode).name, decode.engine.loaded.fingerprint
+        await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
+        await decode.ask_engine(lambda engine: hold_at(engine, host, BLOCKS))
+        cell.shelf.before = before
+        running = EngineRequest("running", RUNNING, greedy(150), owner="running")
+        asked = [asyncio.create_task(decode.serve(running))]
+        await live_blocks(cell, "running")
+        asked.append(asyncio.create_task(cell.answer("fetched", FETCHED, greedy(8))))  # type: ignore[arg-type]
+        assert max(await live_blocks(cell, "fetched")) >= SMALLER
+        failures: list[str] = []
+        repairs = Repairs(decode.home, folder, decode.moves.checksums, decode.tracker.take_turn, failures.append)
+        close = decode.engine.copy_gate.close
+
+        def close_and_let_come() -> None:
+            close()
+            loop.call_soon_threadsafe(may_come.set)
+
+        loop = asyncio.get_running_loop()
+        decode.engine.copy_gate.close = close_and_let_come  # type: ignore[method-assign]
+        decode.home.lose(host, "it is lost")
+        repairs.begin(host, "it is lost")
+        async with asyncio.timeout(WAIT_S / 2):  # the copy itself would wait for longer than the test may take
+            await repairs.settled()
+        assert failures == []
+        (tokens, _), fetched = await asyncio.gather(*asked)
+        assert_greedy(load_reference(folder), [RUNNING, FETCHED], [tokens, fetched])
         await decode.ask_engine(lambda engine: engine.release("another"))
 
     run(folder, network, body, config_of(blocks=BLOCKS))

@@ -16,6 +16,7 @@ from migrate.move_report import MoveFailedError
 from migrate.moves import HeadMove
 from tests.actors.moves.moving_worker import join, memory_of, moving_workers
 from tests.engine_driver import greedy, make_prompt
+from tests.link_ends import WAIT_S
 from tests.reference import FAMILIES, assert_greedy, load_reference, make_model
 
 PROMPTS = [make_prompt(length, length) for length in (5, 33, 90, 17, 64, 48, 200)]
@@ -264,6 +265,41 @@ def test_heads_of_a_lost_host_come_home_too(family_folder: FolderOf, network: Me
             there = await host.state_when(lambda state: not state.hosted)
             assert state.placement.is_home
             assert (memory_of(state), memory_of(there)) == before
+
+    asyncio.run(run())
+
+
+def test_a_host_that_is_lost_while_another_is_told_of_its_repair_is_repaired_too(
+    family_folder: FolderOf, network: MemoryNetwork
+) -> None:
+    """The first lives, and is told that it has nothing any more; its answer takes a while."""
+    folder = family_folder("llama")
+
+    async def run() -> None:
+        async with moving_workers(["home", "slow"], folder, network) as (home, slow):
+            async with moving_workers(["host"], folder, network) as (host,):
+                await join(home, slow)
+                await join(home, host)
+                await home.start(PROMPTS, greedy(120))
+                await home.tokens_more(10)
+                await home.move(1, 1, home, slow)
+                await home.move(2, 1, home, host)
+                is_told, may_answer = asyncio.Event(), asyncio.Event()
+                give_back = home.moves._home.give_back
+
+                async def tell_and_wait(*arguments: object) -> None:
+                    is_told.set()
+                    await may_answer.wait()
+                    await give_back(*arguments)  # type: ignore[arg-type]
+
+                home.moves._home.give_back = tell_and_wait  # type: ignore[method-assign]
+                home.moves._home.lose("slow", "it did not answer in time")
+                await asyncio.wait_for(is_told.wait(), WAIT_S)
+            await home.state_when(lambda state: state.repairs == 1 and home.engine.failure is not None)
+            may_answer.set()
+            assert_greedy(load_reference(folder), PROMPTS, await home.answers())
+            state = await home.state_when(lambda state: state.repairs == 2 and state.under_way is None)
+            assert state.placement.is_home
 
     asyncio.run(run())
 
