@@ -114,8 +114,6 @@ class Repairs:
         until_s = time.monotonic() + _ROOM_LIMIT_S
         while True:
             self._deliver(await self._home.engine(lambda engine: _make_way(engine, lanes, layers)))
-            # Those that wait for the end of this repair would keep it from the blocks that they are for.
-            await self._home.engine(lambda engine: engine.copy_gate.refuse())
             try:
                 return await self._home.engine(lambda engine: engine.lanes_returning(lanes, layers, in_need=True))
             except GrantRefusedError:
@@ -140,6 +138,7 @@ def _void_after_failure(engine: Engine) -> None:
 
 def _make_way(engine: Engine, lanes: Sequence[Lane], layers: Sequence[int]) -> StepResult:
     engine.recompute_lost(all_content=True)
+    engine.copy_gate.refuse()  # copies that wait for the end of this repair are in the way of what comes home
     num_tokens = engine.grants.blocks_after_return(lanes, layers) * engine.block_tokens
     return engine.fail_longer_than(
         num_tokens,

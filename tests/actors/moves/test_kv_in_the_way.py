@@ -30,6 +30,16 @@ def hold_at(engine: Engine, host: str, num_blocks: int) -> None:
     engine.grants.limit_blocks(host, num_blocks)
 
 
+async def move_out_and_take_the_room(cell: Cell) -> None:
+    """The decode worker has served something, two of its layers are away, and there is less room for them at home."""
+    decode = cell.decode
+    await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
+    await cell.move_out(decode, 1, 2)
+    host, fingerprint = cell.host_of(decode).name, decode.engine.loaded.fingerprint
+    await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
+    await decode.ask_engine(lambda engine: hold_at(engine, host, BLOCKS))
+
+
 async def live_blocks(cell: Cell, name: str) -> list[int]:
     """Once it has some."""
 
@@ -64,12 +74,7 @@ def test_blocks_that_are_fetched_into_stay_where_they_are(
             return (await decode.serve(EngineRequest("running", RUNNING, greedy(150), owner="running")))[0]
 
         cell.shelf.before = before
-        await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
-        await cell.move_out(decode, 1, 2)
-        fingerprint = decode.engine.loaded.fingerprint
-        await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
-        host = cell.host_of(decode).name
-        await decode.ask_engine(lambda engine: hold_at(engine, host, BLOCKS))
+        await move_out_and_take_the_room(cell)
         order = {"running": compute, "fetched": fetch} if is_in_the_way else {"fetched": fetch, "running": compute}
         asked, blocks = {}, {}
         for name, ask in order.items():
@@ -110,11 +115,8 @@ def test_a_repair_waits_for_no_fetch_that_waits_for_it(
             if event > 1:
                 await may_come.wait()
 
-        await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
-        await cell.move_out(decode, 1, 2)
-        host, fingerprint = cell.host_of(decode).name, decode.engine.loaded.fingerprint
-        await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
-        await decode.ask_engine(lambda engine: hold_at(engine, host, BLOCKS))
+        await move_out_and_take_the_room(cell)
+        host = cell.host_of(decode).name
         cell.shelf.before = before
         running = EngineRequest("running", RUNNING, greedy(150), owner="running")
         asked = [asyncio.create_task(decode.serve(running))]
@@ -151,11 +153,7 @@ def test_a_move_home_that_is_given_up_when_blocks_have_moved_leaves_them_moved_e
 
     async def body(cell: Cell) -> None:
         decode = cell.decode
-        await decode.serve(EngineRequest("earlier", EARLIER, greedy(4), owner="earlier"))
-        await cell.move_out(decode, 1, 2)
-        fingerprint = decode.engine.loaded.fingerprint
-        await decode.ask_engine(lambda engine: engine.grant("another", [(1, 0)], [], SMALLER, fingerprint))
-        await decode.ask_engine(lambda engine: hold_at(engine, cell.host_of(decode).name, BLOCKS))
+        await move_out_and_take_the_room(cell)
         first = asyncio.create_task(decode.serve(EngineRequest("first", FETCHED, greedy(150), owner="first")))
         await live_blocks(cell, "first")
         asked = asyncio.create_task(decode.serve(EngineRequest("running", RUNNING, greedy(150), owner="running")))
